@@ -154,7 +154,7 @@ def test_a_run_that_takes_too_long_ends(cluster, engine):
     raised_late(DeadlineError, words, late)
     # and nothing of it is left in the way of the next
     after = td.run_schedule(TWO, cluster=cluster, engine=engine)
-    assert (after.outputs == 2).all()
+    assert len(after.timeline.acts) == len(TWO)
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,7 @@ def test_dummies_go_the_whole_way_and_take_their_time(cluster, engine):
         latency=[0.01, 0.03],
         engine=engine,
     )
-    assert (run.outputs == 3).all()
-    assert run.loss is None
-    assert [stage[0]["microbatches"].tolist() for stage in run.gradients] == [[4]] * 3
+    assert (run.outputs.tolist(), run.loss, run.gradients) == ([[0.0]] * 4, None, ([], [], []))
     assert run.traffic.measured == run.traffic.predicted
     assert run.traffic.measured.total == 2 * 2 * 4 * 8  # a number per boundary and micro-batch
     assert_in_order(run, schedule)

@@ -113,7 +113,7 @@ def joined(parts: Iterable[StagesMade]) -> tuple[np.ndarray, float | None, tuple
         for stage, mine in part.gradients.items():
             sums[stage] = _added(sums.get(stage), mine)
     batch = np.concatenate([outputs[i] for i in sorted(outputs)])
-    loss = float(sum(losses[i] for i in sorted(losses))) if sums else None
+    loss = float(sum(losses[i] for i in sorted(losses))) if any(sums.values()) else None
     return batch, loss, tuple(sums[stage] for stage in sorted(sums))
 
 

@@ -26,7 +26,7 @@ from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.pipelines.device import StageRunner, StagesMade, joined, shares
 from tiledask.distributed.pipelines.engines import ENGINES, run_engine
-from tiledask.distributed.pipelines.stages import Dummy
+from tiledask.distributed.pipelines.stages import FeedForward
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.run import PATIENCE, run_ranks
 from tiledask.distributed.ranks.threads import run_threads
@@ -53,7 +53,7 @@ class ProgramRun:
     outputs: np.ndarray
     """[tokens, width]: the last stage's output for the whole batch."""
     loss: float | None
-    """Mean square error against the target; None without backwards, and for dummies."""
+    """Mean square error against the target; None without gradients."""
     gradients: tuple[Any, ...]
     """Per stage, the gradients of its weights summed over micro-batches; () without backwards.
     Those of a stage that is on several devices are summed where they come together."""
@@ -152,11 +152,11 @@ def run_schedule(
         raise ConfigError(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
     where: Any = cluster
     mesh = Mesh(where, (schedule.devices,), slots=range(schedule.devices))
-    dummies, seconds, workers = stages is None, seconds_of(timeout), mesh.cluster
+    seconds, workers = seconds_of(timeout), mesh.cluster
     if stages is None:
         batch = np.zeros((schedule.microbatches, 1)) if batch is None else batch
         target = np.zeros_like(batch) if target is None and schedule.trains else target
-        stages = [Dummy(np.shape(batch)[-1])] * schedule.stages
+        stages = [FeedForward((), np.shape(batch)[-1], 0)] * schedule.stages
     program = program_of(schedule)
     mine = shares(program, stages, batch, target, workers.backend)
     # what has no time takes as long as it does
@@ -201,7 +201,7 @@ def run_schedule(
     traffic = (Traffic.of(workers.slots, each).on(workers.hosts) for each in (moves, received))
     return PipelineRun(
         outputs,
-        None if dummies else loss,
+        loss,
         gradients,
         Both(*traffic),
         measured,

@@ -1,5 +1,4 @@
 """Pipeline stages that really compute: consecutive layers, their weights made from a seed.
-And a stand-in that only keeps its device busy.
 
     init(backend)                          the weights, on the device
     forward(weights, x)                    (y, saved); x and y are [tokens, width]
@@ -24,7 +23,7 @@ from tiledask.plan.intervals import split
 from tiledask.tile.backend import array_namespace, namespace
 from tiledask.tile.epilogue import gelu, gelu_grad
 
-__all__ = ["Dummy", "FeedForward", "HalfFeedForward", "first_that_fails", "flat", "stack"]
+__all__ = ["FeedForward", "HalfFeedForward", "first_that_fails", "flat", "stack"]
 
 Arrays = dict[str, Any]
 """Arrays of a layer by name: NumPy's, or CuPy's."""
@@ -44,7 +43,8 @@ class FeedForward:
     """
 
     layers: tuple[int, ...]
-    """Which layers of the model; layer i is drawn from ``seed + i`` wherever it lands."""
+    """Which layers of the model; layer i is drawn from ``seed + i`` wherever it lands. Without any,
+    what comes is handed on: a stage that only takes its time."""
     width: int
     hidden: int
     seed: int = 0
@@ -198,33 +198,3 @@ def flat(gradients: Sequence[Any]) -> Any:
     """
     layers = [layer for stage in gradients for layer in stage]
     return np.concatenate([array.ravel() for layer in layers for array in layer.values()])
-
-
-@dataclass(frozen=True)
-class Dummy:
-    """A stage without weights that adds 1 to what passes through it, there and back.
-
-        rank 0     [zzz F0 zzz]              [zzz B0 zzz]        more devices than cores can be
-        rank 1                 [zzz F0 zzz][zzz B0 zzz]          studied: sleep needs no core
-
-    So the outputs say through how many stages each row went, and the "gradients" how many
-    micro-batches came back. What it is told to take it sleeps: its device is busy, no core is.
-
-    >>> y, saved = Dummy().forward(None, np.zeros((1, 1)))
-    >>> float(y[0, 0])
-    1.0
-    """
-
-    width: int = 1
-
-    def init(self, backend: str) -> None:
-        return None
-
-    def forward(self, weights: None, x: Any) -> tuple[Any, None]:
-        return x + 1, None
-
-    def backward_input(self, weights: None, saved: None, dy: Any) -> tuple[Any, None]:
-        return dy + 1, None
-
-    def backward_weight(self, saved: None) -> list[dict[str, np.ndarray]]:
-        return [{"microbatches": np.ones(1, np.int64)}]
