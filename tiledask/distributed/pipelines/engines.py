@@ -20,7 +20,7 @@ A worker that takes a dead one's place has no runner, and says so; then the sche
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +53,8 @@ REPORT_AFTER = 0.02
 """Seconds after its end at which an action is reported."""
 SPIN = 3e-4
 """Seconds before a moment in which a thread watches the clock: a sleep ends about so much late."""
+ENGINES = "tasks", "loop"
+Pace = Sequence[tuple[float, float]]
 START = ("start",)
 """Under which the moment to begin comes to a device."""
 
@@ -64,14 +66,7 @@ class DeviceRunner(StageRunner):
     is given up. ``pace``: by turn, the seconds of an action, and the latency of what it receives.
     """
 
-    def __init__(
-        self,
-        device: int,
-        run: str,
-        seconds: float,
-        pace: Sequence[tuple[float, float]],
-        *given: Any,
-    ) -> None:
+    def __init__(self, device: int, run: str, seconds: float, pace: Pace, *given: Any) -> None:
         self.transport = endpoint_of(run, device)
         self.transport.begin(time.monotonic() + seconds, ())
         self.port = self.transport.port(tuple(range(self.transport.ranks)), "blocks")
@@ -140,11 +135,6 @@ class DeviceRunner(StageRunner):
 
         return take if op.name == "recv" else moved
 
-    def done(self, _: Any = None) -> StagesMade:
-        """What its stages made, once all that it sent has arrived."""
-        self.transport.arrived()
-        return super().done()
-
 
 def sleep_until(moment: float) -> None:
     """Return at ``moment`` of the scheduler's clock."""
@@ -153,12 +143,7 @@ def sleep_until(moment: float) -> None:
 
 
 def run_engine(
-    engine: str,
-    mesh: Mesh,
-    schedule: Schedule,
-    run: str,
-    given: Sequence[tuple[Any, ...]],
-    seconds: float,
+    engine: str, mesh: Mesh, schedule: Schedule, run: str, given: Sequence[Any], seconds: float
 ) -> list[StagesMade]:
     """What the devices made in ``seconds``; setting up may take longer. ``given``: by device, what
     its `DeviceRunner` is made of."""
@@ -169,7 +154,7 @@ def run_engine(
         runners = cluster.submit_all(DeviceRunner, facts, name="weights")
         cluster.wait(runners, "weights and micro-batches", patience, cancel=True)
         # all is submitted before anything starts: the scheduler would be slow to answer meanwhile
-        ends = ENGINES[engine](cluster, schedule, runners)
+        ends = _submitted(engine, cluster, schedule, runners)
         moment = max(cluster.run(now, timeout=patience)) + LEAD
         cluster.run(_start, run, moment, timeout=patience)
         made: list[StagesMade] = cluster.gather(ends, f"{schedule!r}", seconds, cancel=True)
@@ -182,32 +167,21 @@ def _start(run: str, moment: float) -> None:
         endpoint_of(run, 0).arrive(START, moment, (), 0)
 
 
-def _loops(cluster: Cluster, schedule: Schedule, runners: Sequence[Future[Any]]) -> list[Any]:
-    """Each device goes through its order."""
-    return cluster.submit_all(_loop, {d: [mine] for d, mine in enumerate(runners)}, name="loop")
-
-
-def _loop(runner: DeviceRunner) -> StagesMade:
-    runner.begin()
-    with host_memory.kept_by_malloc():
-        while runner.next < len(runner.order):
-            runner.do()
-    return runner.done()
-
-
-def _tasks(cluster: Cluster, schedule: Schedule, runners: Sequence[Future[Any]]) -> list[Any]:
-    """A task for each action, or two that are done at once, and for each device what it made."""
+def _submitted(
+    engine: str, cluster: Cluster, schedule: Schedule, runners: Sequence[Future[Any]]
+) -> list[Future[Any]]:
+    """By device, what it made: after one task, or one for each action, or two at once."""
     actions, device, turns = list(schedule), schedule.device.tolist(), schedule.turns.tolist()
     submit, maker, ran = cluster.submit, schedule.maker.tolist(), dict[int, Future[Any]]()
     last = [submit(d, DeviceRunner.begin, mine, name="begin") for d, mine in enumerate(runners)]
-    for n in schedule.steps:
+    for n in schedule.steps if engine == "tasks" else ():
         at, d = range(n, n + 1 + int(schedule.paired[n])), device[n]
         makers = [ran[maker[k]] for k in at if maker[k] >= 0 and device[maker[k]] != d]
         name = KERNELS[actions[n].kind] if len(at) == 1 else "overlapped"
         last[d] = submit(d, _act, runners[d], n - turns[d], last[d], *makers, name=name)
         ran |= dict.fromkeys(at, last[d])
-    ends = enumerate(zip(runners, last, strict=True))
-    return [submit(d, DeviceRunner.done, *both, name="result", beside=True) for d, both in ends]
+    each = dict(enumerate(zip(runners, last, strict=True)))
+    return cluster.submit_all(_finish, each, name="result" if engine == "tasks" else "loop")
 
 
 def _act(runner: DeviceRunner, turn: int, *_: None) -> None:
@@ -217,5 +191,10 @@ def _act(runner: DeviceRunner, turn: int, *_: None) -> None:
     runner.do()
 
 
-ENGINES: dict[str, Callable[..., list[Any]]] = {"tasks": _tasks, "loop": _loops}
-"""By name: from the runners of a schedule's devices to the tasks that bring what they made."""
+def _finish(runner: DeviceRunner, _: None) -> StagesMade:
+    """What a device made, once all that was left to it is done, and what it sent has arrived."""
+    with host_memory.kept_by_malloc():
+        while runner.next < len(runner.order):
+            runner.do()
+    runner.transport.arrived()
+    return runner.done()

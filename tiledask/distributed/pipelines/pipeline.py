@@ -41,7 +41,7 @@ from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.pipeline import program as program_of
 from tiledask.plan.program.program import Program
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.units import format_bytes
 
 __all__ = ["PipelineRun", "ProgramRun", "replay", "run_program", "run_schedule"]
 
@@ -61,7 +61,7 @@ class ProgramRun:
     """Bytes and messages between devices, predicted, and as they were received."""
 
     def __repr__(self) -> str:
-        return f"ProgramRun(loss {self.loss}, {self.traffic.measured!r})"
+        return f"{type(self).__name__}(loss {self.loss}, {self.traffic.measured!r})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,12 +84,7 @@ class PipelineRun(ProgramRun):
     """Of this machine meanwhile; workers elsewhere may have had more room or less."""
 
     def __repr__(self) -> str:
-        overhead, simulated = format_seconds(self.timeline.overhead_per_action), self.simulated
-        idle = f" ({100 * simulated.bubble_fraction:.1f} % simulated)" if simulated else ""
-        return (
-            f"PipelineRun({self.timeline!r}{idle}, overhead {overhead} per action, "
-            f"loss {self.loss}, {self.traffic.measured or 'traffic not counted'!s})"
-        )
+        return super().__repr__().replace("(", f"({self.timeline!r}, ", 1)
 
 
 @bounded
@@ -120,14 +115,12 @@ def run_schedule(
         for dummies: one number per micro-batch.
     target
         [tokens, width]; needed for backwards. The loss is the mean square error of the batch.
-    forward, backward, backward_input, backward_weight
-        Seconds that an action occupies its device, in the shapes and with the meaning that they
-        have for :func:`tiledask.simulate`. An action does its work and then keeps the device
-        until its time is over, so devices of a known speed can be studied on a machine with
-        fewer cores than devices. Default: as long as it takes.
-    overlapped
-        Seconds of a forward and a backward that a device does at once (DualPipe), as for
-        ``simulate``. Their work is done one after the other.
+    forward, backward, backward_input, backward_weight, overlapped
+        Seconds that an action, or two at once, occupy their device, in the shapes and with the
+        meaning that they have for :func:`tiledask.simulate`. An action does its work and then keeps
+        the device until its time is over, so devices of a known speed can be studied on a machine
+        with fewer cores than devices. Default: as long as it takes. Of two at once the work is done
+        one after the other.
     latency
         Seconds, as for ``simulate``, after its making before which a result cannot be used on
         another device. It occupies neither device. The way that the block really takes is part
@@ -172,65 +165,35 @@ def run_schedule(
         simulated = simulate(schedule, *times, overlapped=overlapped)
         idle = np.array(simulated.idle_per_device) / (simulated.makespan or 1.0)
         predicted["idle"] = idle.tolist()
-    assert batch is not None
-    tokens = [stop - start for start, stop in split(0, len(batch), schedule.microbatches)]
-    sizes = [n * batch[0].nbytes for n in tokens]
-    _check_room(schedule, stages, max(tokens), max(sizes), mesh, seconds)
-    about = {
-        "lanes": [f"device {d}" for d in mesh.at],
-        "facts": {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)},
-        "predicted": predicted,
-    }
+    trains = 1 + schedule.trains  # of each weight a gradient
+    needs = [trains * sum(getattr(x, "weight_bytes", 0) for x in each[0].values()) for each in mine]
+    if any(needs):
+        what = f"{schedule.name} with weights of {format_bytes(max(needs) // trains)} on a device"
+        check_room(workers, mesh.at, needs, what, seconds)
     given = [(pace[d], program, mine[d]) for d in mesh.at]
+    lanes = [f"device {d}" for d in mesh.at]
+    facts = {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)}
+    about: dict[str, Any] = {"lanes": lanes, "facts": facts, "predicted": predicted}
 
     def attempt(_: int, left: float) -> Any:
         topic, clocks = f"tiledask-run-{uuid.uuid4().hex}", set_clocks(workers, max(left, PATIENCE))
         with announced(workers, topic, kind="pipeline", **about):
             made = run_engine(engine, mesh, schedule, topic, given, left)
         ended(workers, topic)
-        return clocks, made
+        return sum(sorted(clock.error for clock in clocks)[-2:]), made
 
     with counting(workers, max(seconds, PATIENCE)) as counted, measuring_load() as load_so_far:
-        clocks, done = retry_lost(workers, mesh.at, seconds, attempt)
+        error, done = retry_lost(workers, mesh.at, seconds, attempt)
         load = load_so_far()
-    measured = Timeline.of(schedule.devices, [s for each in done for s in each.spans], "measured")
-    outputs, loss, gradients = joined(done)
+    assert batch is not None
+    sizes = [(b - a) * batch[0].nbytes for a, b in split(0, len(batch), schedule.microbatches)]
     sent = ((*ends, program.sent(*ends)) for ends in permutations(mesh.at, 2))
-    moves = [(source, to, sizes[i]) for source, to, blocks in sent for _, i in blocks]
-    received = [move for each in done for move in each.moves]
-    traffic = (Traffic.of(workers.slots, each).on(workers.hosts) for each in (moves, received))
-    return PipelineRun(
-        outputs,
-        loss,
-        gradients,
-        Both(*traffic),
-        measured,
-        simulated,
-        replay(schedule, measured),
-        counted.ledger({}),
-        sum(sorted(clock.error for clock in clocks)[-2:]),
-        load,
-    )
-
-
-def _check_room(
-    schedule: Schedule, stages: Sequence[Any], tokens: int, block: int, mesh: Mesh, timeout: float
-) -> None:
-    """None if each device's worker has room for its stages' weights, their gradients, and what is
-    kept of micro-batches that are under way, of so many ``tokens`` in ``block`` bytes; else
-    DoesNotFitError. Of stages that do not say their ``weight_bytes`` nothing is known."""
-    weights = [getattr(stage, "weight_bytes", 0) for stage in stages]
-    kept = max(stage.kept_bytes(tokens) if hasattr(stage, "kept_bytes") else 0 for stage in stages)
-    # a backward that is in two parts keeps as much again of gradients for the second
-    parts = 2 if any(action.kind == "W" for action in schedule) else 1
-    held = program_of(schedule, block_bytes=block, activation=parts * kept).memory.per_place
-    needs = [held.get(device, 0) + 2 * kept for device in mesh.at]  # 2: while one is worked on
-    for device, order in enumerate(schedule.orders):
-        here = sum(weights[stage] for stage in {action.stage for action in order})
-        needs[device] += here * (2 if schedule.trains else 1)
-    if any(weights):
-        what = f"{schedule.name} with weights of {format_bytes(max(weights))} a stage"
-        check_room(mesh.cluster, mesh.at, needs, what, timeout)
+    planned = [(source, to, sizes[i]) for source, to, blocks in sent for _, i in blocks]
+    moves = planned, [move for each in done for move in each.moves]
+    traffic = Both(*(Traffic.of(workers.slots, each).on(workers.hosts) for each in moves))
+    measured = Timeline.of(schedule.devices, [s for each in done for s in each.spans], "measured")
+    timelines = measured, simulated, replay(schedule, measured)
+    return PipelineRun(*joined(done), traffic, *timelines, counted.ledger({}), error, load)
 
 
 def replay(schedule: Schedule, measured: Timeline) -> Timeline:

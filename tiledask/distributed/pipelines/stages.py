@@ -7,13 +7,13 @@
 
 A stage is a frozen value with a ``width`` that travels to its worker; its weights are made there,
 by a task, and made again if the worker dies. ``forward`` returns what ``backward`` needs, so that
-several micro-batches can be in flight. One without gradients lacks the last two. ``weight_bytes``
-and ``kept_bytes(rows)``, where it has them, are what a run must have room for.
+several micro-batches can be in flight. One without gradients lacks the last two. For its
+``weight_bytes``, where it has them, and as many of gradients a run must have room.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +23,7 @@ from tiledask.plan.intervals import split
 from tiledask.tile.backend import array_namespace, namespace
 from tiledask.tile.epilogue import gelu, gelu_grad
 
-__all__ = ["FeedForward", "HalfFeedForward", "first_that_fails", "flat", "stack"]
+__all__ = ["FeedForward", "HalfFeedForward", "flat", "stack"]
 
 Arrays = dict[str, Any]
 """Arrays of a layer by name: NumPy's, or CuPy's."""
@@ -54,11 +54,6 @@ class FeedForward:
     def weight_bytes(self) -> int:
         """Bytes of this stage's weights."""
         each = 2 * self.width * self.hidden + self.width + self.hidden
-        return len(self.layers) * each * np.dtype(self.dtype).itemsize
-
-    def kept_bytes(self, rows: int) -> int:
-        """Bytes that a forward of ``rows`` tokens leaves to its backward."""
-        each = rows * (self.width + self.hidden)
         return len(self.layers) * each * np.dtype(self.dtype).itemsize
 
     def init(self, backend: str) -> list[Arrays]:
@@ -167,19 +162,6 @@ class HalfFeedForward:
 
     def _chunks(self, n: int) -> list[tuple[int, int]]:
         return split(0, n, max(1, -(-n // self.rows)))
-
-
-def first_that_fails(stage: HalfFeedForward, backend: str) -> int:
-    """Which layer of ``stage``, counted from 1, raises MemoryError if this device is to hold all
-    layers; 0 if it holds them all. Nothing is held any more when this returns."""
-    held: list[Any] = []
-    try:
-        for n in stage.layers:
-            held += replace(stage, layers=(n,)).init(backend)
-    except MemoryError as error:
-        error.__traceback__ = None  # it would keep the layer that was begun
-        return len(held) + 1
-    return 0
 
 
 def stack(bounds: Sequence[int], kind: type = FeedForward, **shape: Any) -> list[Any]:

@@ -131,7 +131,7 @@ class Interpreter:
                 gone = {buffer_of(each) for each in (*op.reads, *op.writes)} - used[microbatch]
                 used[microbatch] |= gone
                 items = [f"{each}[{item}]" for each in gone for item, _ in role.items.get(each, ())]
-                bound[-1].append((op, _then_free(call, [*gone, *items]) if gone else call))
+                bound[-1].append((op, partial(_freed, call, [*gone, *items]) if gone else call))
             bound[-1].reverse()
         return bound[::-1]
 
@@ -246,10 +246,8 @@ def _stop(x: Any) -> None:
         raise StepLeftOut
 
 
-def _then_free(call: Call, names: Iterable[str]) -> Call:
-    def called(env: _Env) -> None:
-        call(env)
-        for name in names:
-            env.pop(name, None)
-
-    return called
+def _freed(call: Call, names: Iterable[str], env: _Env) -> None:
+    """A call, after which names are let go."""
+    call(env)
+    for name in names:
+        env.pop(name, None)
