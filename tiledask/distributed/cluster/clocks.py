@@ -9,15 +9,13 @@ make a result be used before it was made.
 """
 
 import time
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from distributed import Worker
 
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.deadlines import seconds_of
-from tiledask.errors import DeadlineError
 
-__all__ = ["Clock", "draw_by_this_clock", "now", "set_clocks", "time_there"]
+__all__ = ["Clock", "draw_by_this_clock", "now", "set_clocks"]
 
 ROUNDS = 8
 """Round trips of which the shortest counts."""
@@ -50,19 +48,6 @@ class Clock(NamedTuple):
 def set_clocks(cluster: Cluster, timeout: float | None = None) -> tuple[Clock, ...]:
     """The Clock of every slot's worker, which now tells the scheduler's time by `now`."""
     return tuple(cluster.run(_set, timeout=timeout))
-
-
-def time_there(cluster: Cluster, timeout: float | None = None) -> float:
-    """Seconds since 1970 on the scheduler."""
-    seconds, scheduler = min(60.0, seconds_of(timeout)), cast(Any, cluster.client.scheduler)
-    try:
-        there: float = cluster.ask(scheduler.tiledask_clock, seconds)
-        return there
-    except TimeoutError:
-        raise DeadlineError(
-            f"the scheduler did not tell the time within {seconds:g} s; it is frozen or gone. "
-            f"Start a new cluster"
-        ) from None
 
 
 # -- on the scheduler and on the workers ----------------------------------------------------------

@@ -18,7 +18,7 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["TO_MAKE_AGAIN", "Call", "Counted", "Load", "Transfer", "counting", "measuring_load"]
+__all__ = ["TO_MAKE_AGAIN", "Call", "Counted", "Load", "counting", "measuring_load"]
 
 TO_MAKE_AGAIN = "to_make_again"
 """Name of tasks without a result, which only say what depends on what: they are not counted."""
@@ -27,19 +27,6 @@ ANSWER = 20.0
 """Seconds that the workers have to say what they counted, once the work is done."""
 FULL, OTHERS = 0.9, 0.25
 """Shares of the cores: with so many busy none is left; with so many others' it is their doing."""
-
-
-class Transfer(NamedTuple):
-    """A message from worker to worker; times in seconds, on the clock that Dask draws with."""
-
-    source: int
-    """Slot."""
-    destination: int
-    """Slot."""
-    start: float
-    stop: float
-    keys: tuple[str, ...]
-    """Dask's names of what came."""
 
 
 @dataclass
@@ -53,7 +40,6 @@ class Counted:
     growth: tuple[int, ...] = ()
     """Per slot, the most bytes the process (on a GPU: its memory pool) took beyond the start."""
     seconds: float = 0.0
-    transfers: list[Transfer] = field(default_factory=list)
     first: list[list[Any]] = field(default_factory=list)
     """By slot, what the calls returned that the workers were given before."""
     last: list[list[Any]] = field(default_factory=list)
@@ -131,10 +117,8 @@ def counting(
         counted.growth = tuple(max(0, peak - held) for held, peak in grown)
         slot_of, moves = {address: slot for slot, address in enumerate(addresses)}, []
         for slot, came in enumerate(logs):
-            for who, sizes, start, stop in came:
-                source = slot_of.get(who, slot)  # of a worker that died since: nobody's bytes
-                moves += [(source, slot, size) for size in sizes.values()]
-                counted.transfers.append(Transfer(source, slot, start, stop, tuple(sizes)))
+            for who, sizes in came:  # of a worker that died since: nobody's bytes
+                moves += [(slot_of.get(who, slot), slot, size) for size in sizes]
         counted.traffic = Traffic.of(len(reports), moves).on(cluster.hosts)
     finally:
         cluster.counting.release()
@@ -161,14 +145,13 @@ async def _mark(
 
 async def _report(
     token: str, backend: str, last: Sequence[Call], dask_worker: Any
-) -> tuple[str, int, list[tuple[str, dict[str, int], float, float]], list[Any]]:
-    """(this worker's address, its peak, what came in since the mark: sender, bytes by key, start
-    and stop; what ``last`` returned). A restarted worker has a new log and no mark."""
+) -> tuple[str, int, list[tuple[str, list[int]]], list[Any]]:
+    """(this worker's address, its peak, what came in since the mark: sender and bytes of each; what
+    ``last`` returned). A restarted worker has a new log and no mark."""
     came, peak = [], host_memory.peak_bytes(backend)
     for entry in list(dask_worker.transfer_incoming_log)[_marks.pop(token, 0) :]:
-        keys = entry["keys"].items()
-        sizes = {key: n for key, n in keys if not key.startswith(f"{TO_MAKE_AGAIN}-")}
-        came.append((entry["who"], sizes, entry["start"], entry["stop"]))
+        keys, uncounted = entry["keys"].items(), f"{TO_MAKE_AGAIN}-"
+        came.append((entry["who"], [n for key, n in keys if not key.startswith(uncounted)]))
     return dask_worker.address, peak, came, await _called(last, dask_worker)
 
 

@@ -20,6 +20,7 @@ from tiledask.tile.backend import aligned, namespace, synchronize, to_numpy
 
 __all__ = ["StageRunner", "StagesMade", "joined", "shares"]
 
+Rows = np.ndarray | None
 Gradients = list[dict[str, Any]]
 """Of a stage's weights, by layer and name."""
 
@@ -118,11 +119,7 @@ def joined(parts: Iterable[StagesMade]) -> tuple[np.ndarray, float | None, tuple
 
 
 def shares(
-    program: ProgramData,
-    stages: Sequence[Any],
-    batch: np.ndarray | None,
-    target: np.ndarray | None,
-    backend: str,
+    program: ProgramData, stages: Sequence[Any], batch: Rows, target: Rows, backend: str
 ) -> list[tuple[Any, ...]]:
     """By rank: its stages by number; by micro-batch the rows of those that begin there, and of
     those that end there; the elements of the whole batch, by which losses and gradients are divided

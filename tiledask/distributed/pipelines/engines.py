@@ -157,8 +157,7 @@ def run_engine(
         ends = _submitted(engine, cluster, schedule, runners)
         moment = max(cluster.run(now, timeout=patience)) + LEAD
         cluster.run(_start, run, moment, timeout=patience)
-        made: list[StagesMade] = cluster.gather(ends, f"{schedule!r}", seconds, cancel=True)
-        return made
+        return cluster.gather(ends, f"{schedule!r}", seconds, cancel=True)
 
 
 def _start(run: str, moment: float) -> None:
@@ -180,8 +179,8 @@ def _submitted(
         name = KERNELS[actions[n].kind] if len(at) == 1 else "overlapped"
         last[d] = submit(d, _act, runners[d], n - turns[d], last[d], *makers, name=name)
         ran |= dict.fromkeys(at, last[d])
-    each = dict(enumerate(zip(runners, last, strict=True)))
-    return cluster.submit_all(_finish, each, name="result" if engine == "tasks" else "loop")
+    name, each = "result" if ran else "loop", dict(enumerate(zip(runners, last, strict=True)))
+    return cluster.submit_all(_finish, each, name=name)
 
 
 def _act(runner: DeviceRunner, turn: int, *_: None) -> None:

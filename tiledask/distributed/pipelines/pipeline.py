@@ -10,7 +10,7 @@ program --checked--> results                           on threads, or on workers
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, repeat
 from typing import Any
 
 import numpy as np
@@ -143,8 +143,7 @@ def run_schedule(
     """
     if engine not in ENGINES:
         raise ConfigError(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
-    where: Any = cluster
-    mesh = Mesh(where, (schedule.devices,), slots=range(schedule.devices))
+    mesh = Mesh(cluster, (schedule.devices,), slots=range(schedule.devices))  # type: ignore[arg-type]
     seconds, workers = seconds_of(timeout), mesh.cluster
     if stages is None:
         batch = np.zeros((schedule.microbatches, 1)) if batch is None else batch
@@ -156,24 +155,22 @@ def run_schedule(
     F, halves = 0.0 if forward is None else forward, (backward_input, backward_weight)
     B = 0.0 if backward is None and any(half is None for half in halves) else backward
     times, simulated = (F, B, latency, *halves), None
-    costs, turns = costs_of(schedule, *times, overlapped), pairwise(schedule.turns.tolist())
-    pace = [
-        [*zip(costs.work[a:b].tolist(), costs.way[a:b].tolist(), strict=True)] for a, b in turns
-    ]
+    costs = costs_of(schedule, *times, overlapped)
+    each = [*zip(costs.work.tolist(), costs.way.tolist(), strict=True)]
+    pace = [each[a:b] for a, b in pairwise(schedule.turns.tolist())]
     predicted: dict[str, Any] = {"actions": len(schedule)}
     if any(each is not None for each in (forward, backward, *halves)):
         simulated = simulate(schedule, *times, overlapped=overlapped)
-        idle = np.array(simulated.idle_per_device) / (simulated.makespan or 1.0)
-        predicted["idle"] = idle.tolist()
+        whole = simulated.makespan or 1.0
+        predicted["idle"] = [idle / whole for idle in simulated.idle_per_device]
     trains = 1 + schedule.trains  # of each weight a gradient
     needs = [trains * sum(getattr(x, "weight_bytes", 0) for x in each[0].values()) for each in mine]
     if any(needs):
         what = f"{schedule.name} with weights of {format_bytes(max(needs) // trains)} on a device"
         check_room(workers, mesh.at, needs, what, seconds)
-    given = [(pace[d], program, mine[d]) for d in mesh.at]
-    lanes = [f"device {d}" for d in mesh.at]
+    given = [*zip(pace, repeat(program), mine, strict=False)]
     facts = {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)}
-    about: dict[str, Any] = {"lanes": lanes, "facts": facts, "predicted": predicted}
+    about = {"lanes": [f"device {d}" for d in mesh.at], "facts": facts, "predicted": predicted}
 
     def attempt(_: int, left: float) -> Any:
         topic, clocks = f"tiledask-run-{uuid.uuid4().hex}", set_clocks(workers, max(left, PATIENCE))

@@ -132,12 +132,10 @@ class HalfFeedForward:
         """Bytes of the float32 rows in use, beside the weights and the activations."""
         return self.rows * max(self.width, self.hidden) * 4
 
-    def init(self, backend: str) -> list[tuple[Any, Any]]:
-        w1, w2 = (self.width, self.hidden), (self.hidden, self.width)
-        return [
-            (self._draw((self.seed, i, 0), w1, backend), self._draw((self.seed, i, 1), w2, backend))
-            for i in self.layers
-        ]
+    def init(self, backend: str) -> list[tuple[Any, ...]]:
+        pair = (self.width, self.hidden), (self.hidden, self.width)
+        seeds = ([(self.seed, layer, n) for n in range(2)] for layer in self.layers)
+        return [tuple(map(self._draw, each, pair, [backend] * 2)) for each in seeds]
 
     def _draw(self, seed: tuple[int, ...], shape: tuple[int, int], backend: str) -> Any:
         rng, weights = np.random.default_rng(seed), namespace(backend).empty(shape, np.float16)

@@ -147,9 +147,8 @@ class Interpreter:
         x, axes, peer = op.buffer, (op["axis"],), op["peer"]
         group = self._group(axes, self.program.along(self.index, axes))
         if op.name == "send":
-            return lambda env: group.send(
-                env[x], peer, label=call_label(self._label, op), keep=True
-            )
+            send = partial(group.send, to=peer, keep=True)
+            return lambda env: send(env[x], label=call_label(self._label, op))
         source = self.program.peer(self.index, op)
 
         def take(env: _Env) -> None:
