@@ -18,11 +18,7 @@ def assert_calls(records: Records, calls: Iterable[Expected], ranks: int) -> Non
     """Every rank's collectives are ``calls``, and what they moved is counted as predicted."""
     calls = list(calls)
     for r in range(ranks):
-        said = [
-            (c.label, c.kind, c.cost.sent[r], c.cost.received[r], c.cost.messages[r])
-            for c in calls
-            if takes_part(c, r)
-        ]
+        said = [(c.label, c.kind, *c.cost.of_rank(r)) for c in calls if takes_part(c, r)]
         ran = [(x.label, x.kind, x.sent, x.received, x.messages) for x in records.where(rank=r)]
         assert ran == said, f"rank {r}"
         barriers = [x.barrier for x in records.where(rank=r) if x.kind not in PAIRS]

@@ -21,8 +21,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import default
-from tiledask.plan.collectives.cost import Cost, cost, even
+from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.collectives.shards import deal_heads
+from tiledask.plan.products.traffic import Traffic
 
 
 class Call(NamedTuple):
@@ -42,7 +43,7 @@ class Call(NamedTuple):
         """Bytes of an element, where activations have ``of_activations``."""
         return 4 if self.wide and of_activations == 2 else of_activations
 
-    def cost(self, itemsize: int, algorithm: str | None = None) -> Cost:
+    def cost(self, itemsize: int, algorithm: str | None = None) -> Traffic:
         """What the members move, in bytes, where activations have ``itemsize`` bytes."""
         chosen = algorithm or default(self.kind, len(self.members))
         return cost(self.kind, chosen, self.counts, self.itemsize(itemsize))

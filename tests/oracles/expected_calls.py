@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tiledask.plan.collectives.algorithms import default
-from tiledask.plan.collectives.cost import Cost, cost, even
+from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.collectives.rows import halo_strips
+from tiledask.plan.products.traffic import Traffic
 
 
 class Expected(NamedTuple):
@@ -13,7 +14,7 @@ class Expected(NamedTuple):
 
     label: str
     kind: str
-    cost: Cost
+    cost: Traffic
     """By rank, the bytes and the messages."""
 
 
@@ -62,15 +63,11 @@ def halo(
     >>> halo("halo", [3, 3, 2], 1, 1, row_bytes=10)[0].cost.sent
     (10, 20, 10)
     """
-    n, strips = len(rows), halo_strips(rows, before, after)
-    sent, received, messages = [0] * n, [0] * n, [0] * n
-    for strip in strips:
+    moves = []
+    for strip in halo_strips(rows, before, after):
         ends = (strip.destination, strip.source) if back else (strip.source, strip.destination)
-        nbytes = row_bytes * (strip.stop - strip.start)
-        sent[ends[0]] += nbytes
-        received[ends[1]] += nbytes
-        messages[ends[0]] += 1
-    if not strips:
+        moves.append((*ends, row_bytes * (strip.stop - strip.start)))
+    if not moves:
         return ()
     kind = "halo_reduce" if back else "halo_exchange"
-    return (Expected(label, kind, Cost(tuple(sent), tuple(received), tuple(messages))),)
+    return (Expected(label, kind, Traffic.of(len(rows), moves)),)

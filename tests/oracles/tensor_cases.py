@@ -81,7 +81,7 @@ def assert_calls(done: Ranks, planned: Sequence[Call], t: int, itemsize: int = 8
         wanted = []
         for number, call in enumerate(mine):
             at, cost = call.members.index(rank), call.cost(itemsize)
-            moved = cost.sent[at], cost.received[at], cost.messages[at]
+            moved = cost.of_rank(at)
             wanted.append((call.label, call.kind, call.members, *moved, number))
         assert counted == wanted, f"rank {rank}: counted {counted}, planned {wanted}"
     sent, received = bytes_by_rank(planned, t, itemsize)

@@ -88,8 +88,7 @@ def predicted(kind: str, algorithm: str, me: int, terms: Terms) -> Moved:
     if algorithm == NCCL:
         return predicted(kind, "ring", me, terms)._replace(messages=0)
     if kind in KINDS:
-        each = cost(kind, algorithm, *terms)
-        return Moved(each.sent[me], each.received[me], each.messages[me])
+        return Moved(*cost(kind, algorithm, *terms).of_rank(me))
     if kind in ("halo_exchange", "halo_reduce"):
         extents, row, before, after = terms
         strips = halo_strips(extents, before, after)

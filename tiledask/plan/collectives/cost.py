@@ -6,27 +6,18 @@ has any, and 6 messages are left of 24.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from math import isqrt
 
 from tiledask.plan.collectives.algorithms import Move, rounds
 from tiledask.plan.intervals import even
+from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["SHAPES_AGREE", "Cost", "cost", "even", "loads", "ranks_of"]
+__all__ = ["SHAPES_AGREE", "cost", "even", "loads", "ranks_of"]
 
 SHAPES_AGREE = ("all_reduce", "reduce_scatter", "reduce")
 """Kinds to which every rank brings an array of the same shape."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What every rank of a group moves: bytes sent and received, and messages sent."""
-
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
-    messages: tuple[int, ...]
 
 
 @lru_cache(10_000)  # a training has few different ones, of every rank in every micro-batch
@@ -37,8 +28,8 @@ def cost(
     itemsize: int,
     root: int = 0,
     sum_itemsize: int | None = None,
-) -> Cost:
-    """The Cost of a collective whose chunks have ``counts`` elements of ``itemsize`` bytes.
+) -> Traffic:
+    """The Traffic of a collective whose chunks have ``counts`` elements of ``itemsize`` bytes.
 
     ``counts``: one per rank; of an all_to_all one per pair, n*s + d from rank s to rank d.
     ``sum_itemsize``: bytes of an element of a sum under way, where that is wider than the array's.
@@ -46,13 +37,9 @@ def cost(
     >>> cost("all_reduce", "ring", (2, 1, 1), 8).sent
     (40, 48, 40)
     """
-    sent, received, messages = ([0] * ranks_of(kind, counts) for _ in range(3))
-    moved = loads(kind, algorithm, counts, itemsize, root, sum_itemsize)
-    for move, nbytes in chain.from_iterable(moved):
-        sent[move.source] += nbytes
-        received[move.destination] += nbytes
-        messages[move.source] += 1
-    return Cost(tuple(sent), tuple(received), tuple(messages))
+    moved = chain.from_iterable(loads(kind, algorithm, counts, itemsize, root, sum_itemsize))
+    moves = ((move.source, move.destination, nbytes) for move, nbytes in moved)
+    return Traffic.of(ranks_of(kind, counts), moves)
 
 
 def loads(

@@ -24,8 +24,6 @@ class PipelineCosts(NamedTuple):
 
     seconds: np.ndarray
     """[4, stages, microbatches]: by kind."""
-    together: np.ndarray
-    """[stages, microbatches]: of a forward and a backward at once; negative for the sum."""
     hop: np.ndarray
     """[pipelines, stages + 1]: on the way over the boundary before each stage; 0 within a device,
     before the first stage and behind the last."""
@@ -69,7 +67,6 @@ def costs_of(
     if min(I.min(initial=0), W.min(initial=0)) < 0:
         raise ScheduleError(f"a part of the backward is more than the whole of {B.min():g} seconds")
     seconds = np.stack([table(forward, "forward"), B, I, W])
-    together = np.full(shape, -1.0) if overlapped is None else table(overlapped, "overlapped")
     between = {(): "one number", (stages - 1,): f"{stages - 1}, one per boundary between stages"}
     places = np.array(schedule.places)
     delay = numbers(latency, "latency", between, "seconds")
@@ -77,11 +74,12 @@ def costs_of(
     hop = np.pad(hop, ((0, 0), (1, 1)))
     kind, stage, number = schedule.kind, schedule.stage, schedule.microbatch
     work, first = seconds[kind, stage, number], np.flatnonzero(schedule.paired)
-    if overlapped is not None and len(first):
-        work[first], work[first + 1] = together[stage[first], number[first]], 0.0
+    if overlapped is not None:
+        both = table(overlapped, "overlapped")[stage[first], number[first]]
+        work[first], work[first + 1] = both, 0.0
     # F waits for the stage before, others for that behind, W for its own
     way = np.where(kind == 3, 0.0, hop[number % len(places), stage + (kind != 0)])
-    return PipelineCosts(seconds, together, hop, work, way)
+    return PipelineCosts(seconds, hop, work, way)
 
 
 def finish_times(schedule: Schedule, costs: PipelineCosts) -> tuple[np.ndarray, np.ndarray]:

@@ -80,6 +80,11 @@ class Traffic:
         """Bytes that reached each rank."""
         return tuple(self.bytes.sum(axis=0).tolist())
 
+    def of_rank(self, rank: int) -> tuple[int, int, int]:
+        """Bytes that a rank sent and received, and messages that it sent."""
+        sent, received, messages = self.bytes[rank], self.bytes[:, rank], self.messages[rank]
+        return int(sent.sum()), int(received.sum()), int(messages.sum())
+
     def __add__(self, other: "Traffic") -> "Traffic":
         hosts = self.hosts or other.hosts
         return Traffic(self.bytes + other.bytes, self.messages + other.messages, hosts)

@@ -8,11 +8,10 @@ update   embedding/gradients, ..., embedding/weights (ZeRO 1, 2)
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 from tiledask.plan.collectives.algorithms import default
-from tiledask.plan.collectives.cost import loads, ranks_of
+from tiledask.plan.collectives.cost import cost, ranks_of
 from tiledask.plan.collectives.rows import halo_strips
+from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.ops import Op, ProgramData, action_of
 
 __all__ = ["STEP", "PlannedCall", "call_label", "calls", "label_of", "moved_by"]
@@ -35,24 +34,16 @@ class PlannedCall(NamedTuple):
 
 
 @lru_cache(10_000)
-def moved_by(op: Op) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """Of a collective without buffers and label: [bytes or messages, from, to]; and by member
-    (bytes sent, bytes received, messages)."""
+def moved_by(op: Op) -> Traffic:
+    """The Traffic between the members of a collective without buffers and label."""
     n, counts = ranks_of(op.name, op["counts"]), op["counts"]
-    if op.name.startswith("halo"):
-        row = op["itemsize"] * (sum(counts) // max(1, sum(op["extents"])))
-        strips = halo_strips(op["extents"], op["before"], op["after"])
-        moves = [(a, b, row * (stop - start)) for a, b, start, stop in strips]
-    else:
-        rounds = loads(op.name, default(op.name, n), counts, op["itemsize"])
-        moves = [(move.source, move.destination, size) for each in rounds for move, size in each]
-    found = np.zeros((2, n, n), np.int64)
-    for source, destination, nbytes in moves:
-        found[:, source, destination] += nbytes, 1
-    if op.name == "halo_reduce":  # back to those that lent
-        found = found.transpose(0, 2, 1)
-    sums = found[0].sum(1), found[0].sum(0), found[1].sum(1)
-    return found, list(zip(*(each.tolist() for each in sums), strict=True))
+    if not op.name.startswith("halo"):
+        return cost(op.name, default(op.name, n), counts, op["itemsize"])
+    row = op["itemsize"] * (sum(counts) // max(1, sum(op["extents"])))
+    strips = halo_strips(op["extents"], op["before"], op["after"])
+    lent = Traffic.of(n, ((a, b, row * (stop - start)) for a, b, start, stop in strips))
+    back = Traffic(lent.bytes.T, lent.messages.T)  # to those that lent
+    return back if op.name == "halo_reduce" else lent
 
 
 def label_of(block: str, microbatch: int) -> str:
@@ -83,8 +74,8 @@ def calls(program: ProgramData, rank: int) -> list[PlannedCall]:
         for op in ops:
             if op.kind == "collective":
                 args = tuple(arg for arg in op.args if arg[0] != "label")
-                me = program.members(rank, op).index(rank)
-                each[name].append((op, moved_by(Op(op.name, args=args))[1][me]))
+                me, moved = program.members(rank, op).index(rank), moved_by(Op(op.name, args=args))
+                each[name].append((op, moved.of_rank(me)))
             elif op.kind == "message":
                 size = role.sizes[op.buffer]
                 each[name].append((op, (size, 0, 1) if op.name == "send" else (0, size, 0)))

@@ -122,8 +122,9 @@ class Program(ProgramData):
                 if op.name == "send":
                     moved[:, rank, self.peer(rank, op)] += times * role.sizes[op.buffer], times
                 else:
-                    members = self.members(rank, op)
-                    moved[:, rank, members] += times * moved_by(op)[0][:, members.index(rank)]
+                    members, each = self.members(rank, op), moved_by(op)
+                    me = members.index(rank)
+                    moved[:, rank, members] += times * np.stack([each.bytes[me], each.messages[me]])
         return Traffic(*moved)
 
     @cached_property
