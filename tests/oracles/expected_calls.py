@@ -66,7 +66,7 @@ def halo(
     moves = []
     for strip in halo_strips(rows, before, after):
         ends = (strip.destination, strip.source) if back else (strip.source, strip.destination)
-        moves.append((*ends, row_bytes * (strip.stop - strip.start)))
+        moves.append((*ends, row_bytes * strip.size))
     if not moves:
         return ()
     kind = "halo_reduce" if back else "halo_exchange"

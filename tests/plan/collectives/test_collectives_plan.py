@@ -105,7 +105,7 @@ def test_halos_against_row_by_row(extents, before, after):
         expected += mine
         start += rows
     strips = halo_strips(extents, before, after)
-    found = [(s.source, s.destination, row) for s in strips for row in range(s.start, s.stop)]
+    found = [(s.source, s.destination, row) for s in strips for row in range(*s.region[0])]
     assert sorted(found) == sorted(expected)
 
 

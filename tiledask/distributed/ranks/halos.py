@@ -11,6 +11,7 @@ import numpy as np
 
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.rows import halo_strips, halo_widths
+from tiledask.plan.intervals import Interval
 
 __all__ = ["folded", "widened"]
 
@@ -23,10 +24,12 @@ def widened(group: Any, x: np.ndarray, halo: Halo, how: Any) -> np.ndarray:
     with _call(group, "halo_exchange", x, halo, how) as exchange:
         (dim, before, after, rows), me = halo, group.rank
         strips, first = halo_strips(rows, before, after), sum(rows[:me])
-        mine, into = ([s for s in strips if s[end] == me] for end in (0, 1))
-        out = [(s.destination, [_part(x, dim, s.start - first, s.stop - first)]) for s in mine]
+        mine = (s for s in strips if s.source == me)
+        into = [s for s in strips if s.destination == me]
+        out = [(s.destination, [_part(x, dim, *s.region, first)]) for s in mine]
         came = exchange.swap(out, [s.source for s in into])
-        parts = [(first, x), *((s.start, part) for s, (part,) in zip(into, came, strict=True))]
+        parts = [(first, x)]
+        parts += ((s.region[0][0], part) for s, (part,) in zip(into, came, strict=True))
         return np.concatenate([part for _, part in sorted(parts, key=lambda at: at[0])], axis=dim)
 
 
@@ -36,14 +39,14 @@ def folded(group: Any, y: np.ndarray, halo: Halo, how: Any) -> np.ndarray:
         (dim, before, after, rows), me = halo, group.rank
         strips, first = halo_strips(rows, before, after), sum(rows[:me])
         ahead, _ = halo_widths(rows, me, before, after)
-        into, mine = ([s for s in strips if s[end] == me] for end in (0, 1))
+        into = [s for s in strips if s.source == me]
         into.sort(key=lambda each: each.destination)
-        begin = first - ahead
-        out = [(s.source, [_part(y, dim, s.start - begin, s.stop - begin)]) for s in mine]
-        own = _part(y, dim, ahead, ahead + rows[me]).copy()
+        mine, begin = (s for s in strips if s.destination == me), first - ahead
+        out = [(s.source, [_part(y, dim, *s.region, begin)]) for s in mine]
+        own = _part(y, dim, (first, first + rows[me]), begin).copy()
         came = exchange.swap(out, [s.destination for s in into])
         for strip, (part,) in zip(into, came, strict=True):
-            place = _part(own, dim, strip.start - first, strip.stop - first)
+            place = _part(own, dim, *strip.region, first)
             np.add(place, part, out=place)
     return own
 
@@ -69,6 +72,6 @@ def _call(group: Any, kind: str, x: np.ndarray, halo: Halo, how: Any) -> Any:
     return exchange
 
 
-def _part(x: np.ndarray, dim: int, start: int, stop: int) -> np.ndarray:
-    """Rows of ``x`` along ``dim``."""
-    return x[(slice(None),) * dim + (slice(start, stop),)]
+def _part(x: np.ndarray, dim: int, rows: Interval, first: int) -> np.ndarray:
+    """These ``rows`` of an array of which ``x`` has those from ``first`` on, along ``dim``."""
+    return x[(slice(None),) * dim + (slice(rows[0] - first, rows[1] - first),)]

@@ -9,7 +9,7 @@ from tiledask.errors import ConfigError
 from tiledask.plan import html
 from tiledask.plan.collectives.algorithms import KINDS
 from tiledask.plan.collectives.cost import cost
-from tiledask.plan.collectives.rows import halo_strips
+from tiledask.plan.collectives.rows import halo_cost
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["NCCL", "Moved", "Record", "Records", "StepRecord", "Terms", "Total", "predicted"]
@@ -90,13 +90,7 @@ def predicted(kind: str, algorithm: str, me: int, terms: Terms) -> Moved:
     if kind in KINDS:
         return Moved(*cost(kind, algorithm, *terms).of_rank(me))
     if kind in ("halo_exchange", "halo_reduce"):
-        extents, row, before, after = terms
-        strips = halo_strips(extents, before, after)
-        out = [row * (s.stop - s.start) for s in strips if s.source == me]
-        back = [row * (s.stop - s.start) for s in strips if s.destination == me]
-        if kind == "halo_reduce":
-            out, back = back, out
-        return Moved(sum(out), sum(back), len(out))
+        return Moved(*halo_cost(kind, *terms).of_rank(me))
     sent, received = terms
     return Moved(sent or 0, received or 0, int(sent is not None))
 

@@ -15,27 +15,18 @@ rows of rank 0    rank 1          rank 2
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.intervals import Interval, ends_of
+from tiledask.plan.products.traffic import Piece, Traffic, traffic_of
 
-__all__ = ["RowSplit", "Strip", "halo_strips", "halo_widths", "split_rows"]
-
-
-class Strip(NamedTuple):
-    """Rows that one rank sends another, numbered in the whole array."""
-
-    source: int
-    destination: int
-    start: int
-    stop: int
+__all__ = ["RowSplit", "halo_cost", "halo_strips", "halo_widths", "split_rows"]
 
 
-def halo_strips(extents: Sequence[int], before: int, after: int) -> tuple[Strip, ...]:
-    """Every Strip of an exchange, for ranks that hold ``extents`` rows each.
+def halo_strips(extents: Sequence[int], before: int, after: int) -> tuple[Piece, ...]:
+    """The rows that one rank sends another in an exchange, of ranks that hold ``extents`` each.
 
     A rank gets ``before`` rows before its own and ``after`` behind them, from whoever has them,
     fewer at the two ends of the array, and none if it has no rows itself.
@@ -47,8 +38,14 @@ def halo_strips(extents: Sequence[int], before: int, after: int) -> tuple[Strip,
         for other, (start, stop) in enumerate(held):
             start, stop = max(start, first - before), min(stop, last + after)
             if other != rank and first < last and start < stop:
-                strips.append(Strip(other, rank, start, stop))
+                strips.append(Piece(other, rank, ((start, stop),)))
     return tuple(strips)
+
+
+def halo_cost(kind: str, extents: Sequence[int], row: int, before: int, after: int) -> Traffic:
+    """The Traffic of a halo_exchange of rows of ``row`` bytes, or of a halo_reduce: back."""
+    lent = traffic_of(len(extents), halo_strips(extents, before, after), row)
+    return Traffic(lent.bytes.T, lent.messages.T) if kind == "halo_reduce" else lent
 
 
 def halo_widths(extents: Sequence[int], rank: int, before: int, after: int) -> tuple[int, int]:
@@ -70,7 +67,7 @@ class RowSplit:
     """Rows of zeros above and below these."""
     before: int  # the most rows that any rank needs before its own: the halo that all get
     after: int
-    strips: tuple[Strip, ...]
+    strips: tuple[Piece, ...]
     """Every loan of rows, from whoever has them; none where no window crosses."""
     widths: tuple[tuple[int, int], ...]
     """Rows that it borrows before and behind its own."""

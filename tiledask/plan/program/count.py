@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, ranks_of
-from tiledask.plan.collectives.rows import halo_strips
+from tiledask.plan.collectives.rows import halo_cost
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.ops import Op, ProgramData, action_of
 
@@ -40,10 +40,7 @@ def moved_by(op: Op) -> Traffic:
     if not op.name.startswith("halo"):
         return cost(op.name, default(op.name, n), counts, op["itemsize"])
     row = op["itemsize"] * (sum(counts) // max(1, sum(op["extents"])))
-    strips = halo_strips(op["extents"], op["before"], op["after"])
-    lent = Traffic.of(n, ((a, b, row * (stop - start)) for a, b, start, stop in strips))
-    back = Traffic(lent.bytes.T, lent.messages.T)  # to those that lent
-    return back if op.name == "halo_reduce" else lent
+    return halo_cost(op.name, op["extents"], row, op["before"], op["after"])
 
 
 def label_of(block: str, microbatch: int) -> str:
