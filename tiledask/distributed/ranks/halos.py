@@ -26,7 +26,7 @@ def widened(group: Any, x: np.ndarray, halo: Halo, how: Any) -> np.ndarray:
         strips, first = halo_strips(rows, before, after), sum(rows[:me])
         mine = (s for s in strips if s.source == me)
         into = [s for s in strips if s.destination == me]
-        out = [(s.destination, [_part(x, dim, *s.region, first)]) for s in mine]
+        out = [(s.destination, [_part(x, dim, s.region[0], first)]) for s in mine]
         came = exchange.swap(out, [s.source for s in into])
         parts = [(first, x)]
         parts += ((s.region[0][0], part) for s, (part,) in zip(into, came, strict=True))
@@ -42,11 +42,11 @@ def folded(group: Any, y: np.ndarray, halo: Halo, how: Any) -> np.ndarray:
         into = [s for s in strips if s.source == me]
         into.sort(key=lambda each: each.destination)
         mine, begin = (s for s in strips if s.destination == me), first - ahead
-        out = [(s.source, [_part(y, dim, *s.region, begin)]) for s in mine]
+        out = [(s.source, [_part(y, dim, s.region[0], begin)]) for s in mine]
         own = _part(y, dim, (first, first + rows[me]), begin).copy()
         came = exchange.swap(out, [s.destination for s in into])
         for strip, (part,) in zip(into, came, strict=True):
-            place = _part(own, dim, *strip.region, first)
+            place = _part(own, dim, strip.region[0], first)
             np.add(place, part, out=place)
     return own
 

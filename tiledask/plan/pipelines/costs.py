@@ -1,8 +1,4 @@
-"""How long everything in a schedule takes, and when it happens.
-
-start(a)       max( end of the action before a on its device,
-                    end of each result a needs  [+ its way, if it comes from another device] )
-"""
+"""How long everything in a schedule takes: its actions, and the ways between its devices."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,7 +8,7 @@ import numpy as np
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["PerBoundary", "PipelineCosts", "Times", "costs_of", "finish_times"]
+__all__ = ["PerBoundary", "PipelineCosts", "Times", "costs_of", "numbers"]
 
 Times = float | Sequence[float] | Sequence[Sequence[float]] | np.ndarray
 """Seconds: one number, one per stage, or one per stage and micro-batch."""
@@ -80,26 +76,6 @@ def costs_of(
     # F waits for the stage before, others for that behind, W for its own
     way = np.where(kind == 3, 0.0, hop[number % len(places), stage + (kind != 0)])
     return PipelineCosts(seconds, hop, work, way)
-
-
-def finish_times(schedule: Schedule, costs: PipelineCosts) -> tuple[np.ndarray, np.ndarray]:
-    """(starts, ends) of the actions of a schedule that runs, seconds [actions]."""
-    work, first = costs.work.copy(), np.flatnonzero(schedule.paired)
-    work[first], work[first + 1] = work[first] + work[first + 1], 0.0
-    took, way = work.tolist(), costs.way.tolist()
-    start, end = [0.0] * len(took), [0.0] * (len(took) + 1)  # the last is of nothing
-    before, maker, second = schedule.waits
-    for n in schedule.steps:
-        free, begin = end[before[n]], end[maker[n]] + way[n]
-        if begin < free:
-            begin = free
-        if second[n] >= 0:
-            begin = max(begin, end[second[n]] + way[n + 1])
-        start[n] = begin
-        end[n] = begin + took[n]
-    starts, ends = np.array(start), np.array(end[:-1])
-    starts[first + 1], ends[first + 1] = starts[first], ends[first]
-    return starts, ends
 
 
 def numbers(values: Any, name: str, shapes: dict[Any, str], unit: str) -> np.ndarray:

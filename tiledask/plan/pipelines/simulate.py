@@ -1,4 +1,8 @@
-"""When each action of a schedule runs: its Timeline if every action takes the time given."""
+"""When each action of a schedule runs: its Timeline if every action takes the time given.
+
+start(a)       max( end of the action before a on its device,
+                    end of each result a needs  [+ its way, if it comes from another device] )
+"""
 
 from collections.abc import Callable
 from functools import wraps
@@ -8,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ScheduleError, short
-from tiledask.plan.pipelines.costs import PerBoundary, PipelineCosts, Times, costs_of, finish_times
+from tiledask.plan.pipelines.costs import PerBoundary, PipelineCosts, Times, costs_of
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule as by_name
 from tiledask.plan.pipelines.timeline import Timeline
@@ -75,6 +79,20 @@ def simulate(
 
 def timed(schedule: Schedule, costs: PipelineCosts) -> Timeline:
     """The Timeline of a schedule that runs."""
+    work, first = costs.work.copy(), np.flatnonzero(schedule.paired)
+    work[first], work[first + 1] = work[first] + work[first + 1], 0.0
+    took, way = work.tolist(), costs.way.tolist()
+    start, end = [0.0] * len(took), [0.0] * (len(took) + 1)  # the last is of nothing
+    before, maker, second = schedule.waits
+    for n in schedule.steps:
+        free, begin = end[before[n]], end[maker[n]] + way[n]
+        if begin < free:
+            begin = free
+        if second[n] >= 0:
+            begin = max(begin, end[second[n]] + way[n + 1])
+        start[n] = begin
+        end[n] = begin + took[n]
+    starts, ends = np.array(start), np.array(end[:-1])
+    starts[first + 1], ends[first + 1] = starts[first], ends[first]
     columns = schedule.device, schedule.kind.astype(np.int8), schedule.stage, schedule.microbatch
-    times = finish_times(schedule, costs)
-    return Timeline(schedule.devices, *columns, *times, schedule=schedule, costs=costs)
+    return Timeline(schedule.devices, *columns, starts, ends, schedule=schedule, costs=costs)
