@@ -18,10 +18,26 @@ __all__ = ["Fields", "data_file", "meant", "names", "read", "read_named", "shipp
 
 LARGEST = 4 * 2**20
 """Bytes of the largest file that is read: a description takes some thousand."""
-_REQUIRED = object()
 T = TypeVar("T")
-_READ: dict[Any, str] = {bool: "boolean", float: "number", str: "text", tuple[str, ...]: "texts"}
-"""Type of a dataclass's field -> what reads it from JSON; others are whole numbers."""
+_READ: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    str: ("text", lambda value: isinstance(value, str)),
+    list: ("a list", lambda value: isinstance(value, list)),
+    dict: ("a JSON object", lambda value: isinstance(value, dict)),
+    float: (
+        "a finite number of 0 or more",
+        lambda value: (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and 0 <= value <= sys.float_info.max
+        ),
+    ),
+    tuple[str, ...]: (
+        "a list of texts",
+        lambda value: isinstance(value, list | tuple) and all(isinstance(v, str) for v in value),
+    ),
+}
+"""Type of a value -> (the rule, whether JSON's keeps it); others are whole numbers."""
 
 
 @cache
@@ -105,15 +121,6 @@ def read(path: str | os.PathLike[str]) -> "Fields":
     return Fields(values, str(path))
 
 
-def _getter(kind: type[T], rule: str, good: Callable[[Any], bool]) -> Callable[..., T]:
-    """The method of Fields that takes out a ``kind``, by its key, or the default."""
-
-    def get(self: "Fields", key: str, default: object = _REQUIRED) -> T:
-        return kind(self._read(key, default, good, rule))  # type: ignore[call-arg]
-
-    return get
-
-
 class Fields:
     """A JSON object whose values are taken out by type; every error names file and key."""
 
@@ -132,54 +139,20 @@ class Fields:
     def fail(self, key: str, rule: str) -> ConfigError:
         return ConfigError(f"{self.where}: key {key!r} {rule}")
 
-    def _read(self, key: str, default: object, good: Callable[[Any], bool], rule: str) -> Any:
+    def take(self, kind: type[T], key: str, default: object = None, minimum: int = 1) -> T:
+        """The value of ``key``, a ``kind`` of those in _READ or a whole number from ``minimum`` on;
+        the default where there is none, which may be any value."""
         self._taken.add(key)
+        rule, good = _READ.get(kind, (whole_rule(minimum), partial(is_whole, least=minimum)))
         value = self.values[key] if key in self else default
-        if value is _REQUIRED:
+        if value is None:
             raise self.fail(key, "is missing; add it")
         if not good(value):
             raise self.fail(key, f"must be {rule}, got {_kind(value)}")
-        return value
-
-    def integer(self, key: str, default: object = _REQUIRED, minimum: int = 1) -> int:
-        rule = partial(is_whole, least=minimum), whole_rule(minimum)
-        return int(self._read(key, default, *rule))
-
-    integers = _getter(
-        tuple[int, ...],
-        "a list of whole numbers",
-        lambda value: isinstance(value, list | tuple) and all(map(is_whole, value)),
-    )
-    texts = _getter(
-        tuple[str, ...],
-        "a list of texts",
-        lambda value: isinstance(value, list | tuple) and all(isinstance(v, str) for v in value),
-    )
-    number = _getter(
-        float,
-        "a finite number of 0 or more",
-        lambda value: (
-            not isinstance(value, bool)
-            and isinstance(value, int | float)
-            and 0 <= value <= sys.float_info.max
-        ),
-    )
-    boolean = _getter(bool, "true or false", lambda value: isinstance(value, bool))
-    text = _getter(str, "text", lambda value: isinstance(value, str))
-
-    def like(self, key: str, default: Any) -> Any:
-        """A value of the type that ``default`` is of; of None a whole number that must be there."""
-        plain = {bool: self.boolean, str: self.text, float: self.number}
-        if default is None or type(default) is int:
-            return self.integer(key, _REQUIRED if default is None else default, minimum=0)
-        if type(default) in plain:
-            return plain[type(default)](key, default)
-        rule = f"a {'JSON object' if isinstance(default, dict) else 'list'}"
-        return self._read(key, default, lambda v: isinstance(v, type(default)), rule)
+        return kind(value)  # type: ignore[call-arg]
 
     def object(self, key: str) -> "Fields":
-        value = self._read(key, _REQUIRED, lambda v: isinstance(v, dict), "a JSON object")
-        return Fields(value, f"{self.where}: key {key!r}")
+        return Fields(self.take(dict, key), f"{self.where}: key {key!r}")
 
     def record(self, kind: type[T], *, whole: bool = True) -> T:
         """The dataclass ``kind``, each field read by its type, dataclasses within it too. Whole
@@ -187,26 +160,25 @@ class Fields:
         have the "words" that it can be. ``whole``: nothing else is there."""
         values: dict[str, Any] = {}
         for field in fields(kind):  # type: ignore[arg-type]
-            key, default, read = field.name, field.default, _READ.get(field.type)
+            key, default = field.name, field.default
             inner: Any = next(filter(is_dataclass, (field.type, *get_args(field.type))), None)
             if default is not MISSING and key not in self:
                 self._taken.add(key)
                 continue
             if inner and get_origin(field.type) is tuple:
-                some = lambda v: isinstance(v, list) and bool(v)  # noqa: E731
-                each = self._read(key, _REQUIRED, some, "a list of objects")
                 where = f"{self.where}: key {key!r}"
-                parts = (Fields(v, f"{where}[{i}]") for i, v in enumerate(each))
+                parts = [Fields(v, f"{where}[{i}]") for i, v in enumerate(self.take(list, key))]
                 value: Any = tuple(part.record(inner) for part in parts)
+                if not value:
+                    raise self.fail(key, "must be a list of objects, got none; add one")
             elif inner:
                 value = self.object(key).record(inner)
             elif field.type == tuple[tuple[str, float], ...]:
                 numbers = self.object(key)
-                value = tuple((name, numbers.number(name)) for name in numbers.values)
-            elif read:
-                value = getattr(self, read)(key)
+                value = tuple((name, numbers.take(float, name)) for name in numbers.values)
             else:
-                value = self.integer(key, minimum=int(default in (MISSING, None) or default > 0))
+                least = int(default in (MISSING, None) or (field.type is int and default > 0))
+                value = self.take(field.type if field.type in _READ else int, key, minimum=least)
             if value not in (words := field.metadata.get("words", (value,))):
                 raise self.fail(key, f"must be one of {words}, got {short(value)}")
             values[key] = value

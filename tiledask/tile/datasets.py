@@ -141,7 +141,7 @@ def load_text(name: str | os.PathLike[str]) -> Text:
     if shipped:
         path = data_file("text", f"{name}.txt.gz")
         about = data_file("text", f"{name}.json")
-        floor = read(about).number("nats_per_character") if about.exists() else None
+        floor = read(about).take(float, "nats_per_character") if about.exists() else None
     try:
         whole = path.read_bytes()
         content = (gzip.decompress(whole) if shipped else whole).decode("utf-8")

@@ -80,9 +80,9 @@ def load_puzzle(name: str | int | os.PathLike[str] | Mapping[str, Any]) -> Judge
 
 
 def _read(name: str, fields: Fields) -> JudgedTask:
-    title, kind_name, question = (fields.text(key) for key in ("title", "kind", "task"))
-    level, hints = fields.integer("level"), fields.texts("hints", ())
-    fields.text("source", "")
+    title, kind_name, question = (fields.take(str, key) for key in ("title", "kind", "task"))
+    level, hints = fields.take(int, "level"), fields.take(tuple[str, ...], "hints", ())
+    fields.take(str, "source", "")
     if kind_name not in KINDS:
         raise fields.fail("kind", f"must be one of {', '.join(KINDS)}, got {short(kind_name)}")
     kind, given, wanted = KINDS[kind_name], fields.object("inputs"), fields.object("targets")

@@ -20,7 +20,7 @@ from tiledask.plan.fitting.space import COLUMNS, Columns, Space, layouts_of
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, Layout, Numbers
-from tiledask.plan.inputs.load import as_cluster, as_model
+from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_timed, check_trains
@@ -283,7 +283,7 @@ def considered(
 ) -> tuple[Run, dict[str, Any], Columns, dict[str, int]]:
     """What `search` looks at, checked: what runs, by whose calibration or framework, the layouts,
     and how many are left out, by why."""
-    model, cluster, space = as_model(model), as_cluster(cluster), space or Space()
+    model, cluster, space = load_model(model), load_cluster(cluster), space or Space()
     named = None
     if any(each is not None for each in assumed.values()):
         named = calibration_of(cluster.device, load_recipe("mixed-adam-16"), **assumed)

@@ -17,7 +17,7 @@ from tiledask.plan.fitting.fixes import changes
 from tiledask.plan.fitting.space import COLUMNS, Columns
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Numbers
-from tiledask.plan.inputs.load import as_cluster, as_model
+from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.step_time import step_parts
 
@@ -77,7 +77,7 @@ def sensitivity(
     """
     if isinstance(times, bool) or not isinstance(times, int | float) or not 1 < times < math.inf:
         raise ConfigError(f"times, by which limits grow, must be above 1, got {short(times)}")
-    model, cluster = as_model(model), as_cluster(cluster)
+    model, cluster = load_model(model), load_cluster(cluster)
     now = plans or search(model, cluster, global_batch, **options)
     best, found = now.best, []
     seconds, verdict = now.columns["by_formula"], now.columns["verdict"]

@@ -18,7 +18,7 @@ from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits, Overhead
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.load import as_cluster, as_model
+from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import CPU, NVME, Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
@@ -308,7 +308,7 @@ def fits(
     >>> fit.verdict, fit.smallest_fix.changed
     ('no', ('dp', 'tp', 'pp', 'recompute'))
     """
-    model, cluster, recipe = as_model(model), as_cluster(cluster), load_recipe(recipe)
+    model, cluster, recipe = load_model(model), load_cluster(cluster), load_recipe(recipe)
     sequence = check_run(model, layout, sequence)
     by = {"calibration": calibration, "framework": framework}
     known = calibration_of(cluster.device, recipe, **by)

@@ -20,7 +20,7 @@ import numpy as np
 from tiledask.plan.fitting.activations import InFlight, layer_costs, stages_in_flight, tokens_of
 from tiledask.plan.fitting.terms import Terms, fullest, rows
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.load import as_model
+from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import caches, check_held, check_run, item_parameters
@@ -146,7 +146,7 @@ def estimate_memory(
     >>> estimate_memory(load_model("gpt-200b"), Layout(tp=8, pp=10, recompute="full"))
     MemoryEstimate(gpt-200b, dp=1 tp=8 pp=10 recompute=full, mixed-adam-16, sequence 2048: peak 42.9 GB per device)
     """  # noqa: E501
-    model, recipe = as_model(model), load_recipe(recipe)
+    model, recipe = load_model(model), load_recipe(recipe)
     if framework is not None:
         holds(framework)
         recipe = replace(recipe, framework=framework, usual=False)

@@ -10,7 +10,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.plan.frameworks import deepspeed, megatron, torchtitan, trainer
 from tiledask.plan.frameworks.table import Imported, written
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.load import as_model
+from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
@@ -61,7 +61,7 @@ def export_config(
     """
     if framework not in WRITTEN:
         raise ConfigError(f"a layout is exported to {', '.join(WRITTEN)}; got {short(framework)}")
-    model, recipe = as_model(model), load_recipe(recipe)
+    model, recipe = load_model(model), load_recipe(recipe)
     check_trains(recipe)
     sequence, made = check_run(model, layout, sequence), WRITTEN[framework]
     facts = {each.name: getattr(run, each.name) for run in (model, layout) for each in fields(run)}
@@ -120,7 +120,7 @@ def import_config(
                     text = text.replace(line, beside.read_text("utf-8", errors="replace") + "\n")
     if framework != "trainer" and re.search(YAML, text):
         raise ConfigError(deepspeed.TABLE["yaml"])
-    given = None if model is None else as_model(model)
+    given = None if model is None else load_model(model)
     found: Imported = FRAMEWORKS[framework].read(text, given, devices)
     check_run(found.model, found.layout, found.sequence)
     return found

@@ -146,8 +146,9 @@ def load_device(name: str) -> Device:
     return _device(_find(name))
 
 
-def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
-    """The cluster written as COUNTxNAME or COUNTxMEMORY, or described in a JSON file.
+def load_cluster(spec: str | os.PathLike[str] | ClusterSpec) -> ClusterSpec:
+    """The cluster written as COUNTxNAME or COUNTxMEMORY, or described in a JSON file; a ClusterSpec
+    comes back as it is.
 
     Of devices known by their memory alone, "80x40GB", speed and links are assumed to be those of
     the shipped device that has it, or of the nearest, as ``assumed`` says; they have that memory
@@ -164,6 +165,8 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
     >>> load_cluster("80x40GB").assumed
     'speed and links of A100-40GB'
     """
+    if isinstance(spec, ClusterSpec):
+        return spec
     if not isinstance(spec, str | os.PathLike):
         raise ConfigError(
             f"a cluster is named by text such as '80xA100-40GB' or by a path, got {short(spec)}"
@@ -181,7 +184,8 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
         if not (size := parse_bytes(match[2])):
             raise ConfigError(f"a device has 1 byte of memory or more, got {short(match[2])}")
         # all else is the nearest shipped device's; of equally near ones, GPUs first
-        far = {each: abs(_find(each).integer("memory_bytes") - size) for each in names("hardware")}
+        sizes = {each: _find(each).values["memory_bytes"] for each in names("hardware")}
+        far = {each: abs(there - size) for each, there in sizes.items()}
         nearest = min(far, key=lambda each: (far[each], each.startswith("tpu"), each))
         near = _cluster(count, _find(nearest))
         same, shipped = near.device.memory_bytes == size, near.device.name
@@ -191,9 +195,9 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
     if file or (len(text) < 4096 and Path(text).is_file()):
         fields = read(text)
         named = isinstance(fields.values.get("device"), str)
-        base = _find(fields.text("device")) if named else fields.object("device")
+        base = _find(fields.take(str, "device")) if named else fields.object("device")
         own = {key: v for key, v in fields.values.items() if key not in ("devices", "device")}
-        return _cluster(fields.integer("devices"), Fields({**base.values, **own}, fields.where))
+        return _cluster(fields.take(int, "devices"), Fields({**base.values, **own}, fields.where))
     raise ConfigError(
         f"cannot read {short(text)} as a cluster; write COUNTxNAME such as '80xA100-40GB', "
         f"COUNTxMEMORY such as '80x40GB', or the path of a JSON file"
@@ -209,12 +213,12 @@ def _find(name: str) -> Fields:
 def _shipped() -> dict[str, str]:
     """Name or alias in small letters -> name of the shipped description."""
     files = {name: read_named("hardware", name) for name in reversed(names("hardware"))}
-    pairs = ((a.lower(), name) for name, f in files.items() for a in f.texts("aliases", ()))
+    pairs = ((a.lower(), name) for name, f in files.items() for a in f.values.get("aliases", ()))
     return dict(pairs) | {name: name for name in files}
 
 
 def _device(fields: Fields) -> Device:
-    fields.texts("aliases", ())
+    fields.take(tuple[str, ...], "aliases", ())
     device = fields.record(Device, whole=False)
     if not re.fullmatch(r"([0-9]+\.[0-9])?", device.capability):
         rule = f"must be text such as '9.0', got {short(device.capability)}"
@@ -224,7 +228,7 @@ def _device(fields: Fields) -> Device:
 
 def _cluster(devices: int, fields: Fields) -> ClusterSpec:
     """``devices`` of the device in ``fields``, in the nodes described there."""
-    device, size, links = _device(fields), fields.integer("devices_per_node"), []
+    device, size, links = _device(fields), fields.take(int, "devices_per_node"), []
     for key in ("within_node", "between_nodes"):
         described = fields.object(key)
         links.append(link := described.record(Link))
@@ -233,6 +237,6 @@ def _cluster(devices: int, fields: Fields) -> ClusterSpec:
             raise described.fail("share", rule)
         if not link.bytes_per_second:
             raise described.fail("bytes_per_second", "must be above 0 bytes/s, got 0")
-    host, disks = (fields.integer(key, 0, 0) for key in ("host_bytes", "nvme_bytes"))
+    host, disks = (fields.take(int, key, 0, 0) for key in ("host_bytes", "nvme_bytes"))
     fields.done()
     return ClusterSpec(devices, device, size, links[0], links[1], host, disks)

@@ -110,12 +110,12 @@ def model_from_config(config: Fields, name: str) -> Model:
             given[key] = value[0]
     config = Fields(given, config.where)
     kind = _understood(config)
-    source = config.text("source", "") or config.where
+    source = config.take(str, "source", "") or config.where
     family = families[kind]
     if any(config.values.get(key) for key in KEYS["aliases"]["experts"]):
         family = _merged(family, family.get("mixture", {}), add=True)
     wrong: list[str] = []
-    for head in config.texts("architectures", ()):
+    for head in config.take(tuple[str, ...], "architectures", ()):
         if head not in family["classes"]:
             rule = f"key 'architectures' names {short(head)}, whose head may hold other weights; "
             rule += f"for {kind!r} the count is known of {', '.join(family['classes'])}. {BY_HAND}"
@@ -145,7 +145,7 @@ def _understood(config: Fields) -> str:
     heads = config.values.get("architectures")
     named = [head for head in heads if isinstance(head, str)] if isinstance(heads, list) else []
     guessed = next((classes[head] for head in named if head in classes), "none given")
-    kind = _kind(config.text("model_type", guessed))
+    kind = _kind(config.take(str, "model_type", guessed))
     if kind in families:
         return str(kind)
     if "model_type" not in config:
@@ -189,7 +189,7 @@ def _kind(model_type: Any) -> Any:
 def _aliased(config: Fields, key: str, default: int | None = None) -> int:
     first, *others = names = KEYS["aliases"][key]
     least = int(default is None)
-    found = {name: config.integer(name, minimum=least) for name in names if name in config}
+    found = {name: config.take(int, name, minimum=least) for name in names if name in config}
     if key == "learned_pos":
         found = dict(list(found.items())[:1])  # n_ctx repeats n_positions in old configs
     if len(set(found.values())) > 1:
@@ -221,19 +221,21 @@ def _values(config: Fields, family: Row, wrong: list[str]) -> tuple[Row, Row]:
         values[key] = ask(_aliased, config, key, 0)
     values["ffn"] = values.get("ffn") or 4 * values["hidden"]
     for key, switch in family.get("switches", {}).items():
-        on = bool(ask(config.boolean, key, switch["default"]))
+        on = bool(ask(config.take, bool, key, switch["default"]))
         values |= dict.fromkeys(switch.get("sets", ()), on) | switch.get(str(on).lower(), {})
-    rates = [ask(config.number, key, default) for key, default in family["dropout"].items()]
+    rates = [ask(config.take, float, key, default) for key, default in family["dropout"].items()]
     values["dropout"] = any(rates)
-    values["tied"] = ask(config.boolean, "tie_word_embeddings", family.get("tied", False))
+    values["tied"] = ask(config.take, bool, "tie_word_embeddings", family.get("tied", False))
     if values["layers"] > MOST_LAYERS:  # expressions count through them
         wrong.append(f"layers must be at most {MOST_LAYERS:,}, got {short(values['layers'])}")
     names = dict(values)
-    for key, default in family.get("keys", {}).items():
-        names[key] = ask(config.like, key, default)
+    defaults = dict(family.get("keys", {}))
     for key, usual in family.get("untyped", {}).items():
         given = config.values.get(key) if key in config else usual
-        names[key] = ask(config.like, key, given if isinstance(given, int) else f"{usual}")
+        defaults[key] = given if isinstance(given, int) else f"{usual}"
+    for key, default in defaults.items():  # of the default's type; of none a whole number
+        kind = int if default is None else type(default)
+        names[key] = ask(config.take, kind, key, default, 0)
     for key in family.get("needs", ()):
         if key not in config.values:
             wrong.append(f"key {key!r} is missing; add it, null if there is none")

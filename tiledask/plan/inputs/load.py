@@ -9,11 +9,11 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import names, read, read_named
-from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
+from tiledask.plan.inputs.hardware import load_cluster
 from tiledask.plan.inputs.hf_config import model_from_config
 from tiledask.plan.inputs.model import Model
 
-__all__ = ["as_cluster", "as_model", "load_cluster", "load_model"]
+__all__ = ["load_cluster", "load_model"]
 
 ASSUMED = "assumed:"
 """What the ``source`` of such a model begins with."""
@@ -26,8 +26,9 @@ _UNITS = {"k": 3, "m": 6, "b": 9, "t": 12}
 SMALLEST, LARGEST = 10**8, 10**14
 
 
-def load_model(spec: str | os.PathLike[str]) -> Model:
-    """The shipped model of that name, or the one in a local Hugging Face config.json.
+def load_model(spec: str | os.PathLike[str] | Model) -> Model:
+    """The shipped model of that name, or the one in a local Hugging Face config.json; a Model comes
+    back as it is.
 
     ``spec`` may also be the folder that holds the config.json; the name on the Hugging Face hub of
     a shipped model; or a number of parameters, "175B", for a decoder of the usual shape, which its
@@ -41,6 +42,8 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
     >>> load_model("meta-llama/Llama-3.1-8B").name
     'llama-3.1-8b'
     """
+    if isinstance(spec, Model):
+        return spec
     if not isinstance(spec, str | os.PathLike) or not isinstance(os.fspath(spec), str) or not spec:
         words = "'gpt2' or 'folder/config.json'"
         raise ConfigError(f"a model is named by text or by a path, {words}; got {short(spec)}")
@@ -71,19 +74,9 @@ def load_model(spec: str | os.PathLike[str]) -> Model:
 @cache
 def _on_the_hub() -> dict[str, str]:
     """Name on the Hugging Face hub, as the sources say it, in small letters -> shipped name."""
-    sources = {name: read_named("models", name).text("source", "") for name in names("models")}
+    sources = {name: read_named("models", name).take(str, "source", "") for name in names("models")}
     found = ((n, re.match(r"config\.json of (\S+/\S+) on", text)) for n, text in sources.items())
     return {match[1].lower(): name for name, match in found if match}
-
-
-def as_model(model: Model | str | os.PathLike[str]) -> Model:
-    """The Model itself, or the one that a name or a path says; else ConfigError."""
-    return model if isinstance(model, Model) else load_model(model)
-
-
-def as_cluster(cluster: ClusterSpec | str | os.PathLike[str]) -> ClusterSpec:
-    """The ClusterSpec itself, or the one that '8xH100' or a path says; else ConfigError."""
-    return cluster if isinstance(cluster, ClusterSpec) else load_cluster(cluster)
 
 
 def _model_of_size(text: str) -> Model | None:

@@ -250,13 +250,13 @@ def calibration_of(
             )
         if isinstance(calibration, str | os.PathLike):
             given = read(calibration)
-            measured, framework = given.text("device"), given.text("framework")
-            if not (scale := given.number("scale")):
+            measured, framework = (given.take(str, key) for key in ("device", "framework"))
+            if not (scale := given.take(float, "scale")):
                 raise given.fail("scale", "must be above 0, got 0")
-            off, why = given.object("errors"), given.text("why", "a measured step")
+            off, why = given.object("errors"), given.take(str, "why", "a measured step")
             given.done()
             joined = _joined(measured, framework, f"{why}, read from {calibration}", "dense")
-            errors = {name: off.number(name) for name in off.values}
+            errors = {name: off.take(float, name) for name in off.values}
             calibration = replace(joined, scale=scale, errors=errors)
         elif not isinstance(calibration, Calibration):
             rule = "a calibration is what td.calibrate made, or the path of its file"

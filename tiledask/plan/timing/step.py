@@ -16,7 +16,7 @@ from tiledask.errors import ConfigError, short
 from tiledask.plan.arrays import Array
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout, Numbers
-from tiledask.plan.inputs.load import as_cluster, as_model
+from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_timed, check_trains, chunk_kinds
@@ -76,7 +76,7 @@ def estimate_steps(
     **assumed: Any,
 ) -> list[StepEstimate]:
     """What `estimate_step` says of each of ``layouts``: their layers are timed together."""
-    model, cluster, recipe = as_model(model), as_cluster(cluster), load_recipe(recipe)
+    model, cluster, recipe = load_model(model), load_cluster(cluster), load_recipe(recipe)
     check_trains(recipe)
     check_timed(recipe)
     for layout in layouts:
