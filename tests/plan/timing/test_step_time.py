@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.plan.inputs.layout import Numbers
-from tiledask.plan.inputs.model import Model, count
+from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, members
@@ -52,11 +52,11 @@ def test_products_and_steps_hold_every_weight(name, tp):
     for weights in (kind.weights for kind in model.layer_kinds):
         matrices = tuple(w for w in weights if w.inputs)
         held = sum(np.prod(shape_of(p, tp)) * p[0].copies for p in products(weights))
-        assert held == count(matrices, tp)
+        assert held == sum(w.count(tp) for w in matrices)
     time = step_time(model, 2048, tp=tp)
     held = float(time.held(model.layers).sum())
-    layers = sum(kind.many * count(kind.weights, tp) for kind in model.layer_kinds)
-    known = layers + count(model.embedding, tp) + count(model.head, tp)
+    layers = sum(kind.many * w.count(tp) for kind in model.layer_kinds for w in kind.weights)
+    known = layers + sum(w.count(tp) for w in (*model.embedding, *model.head))
     assert held == pytest.approx(known, rel=1e-4)  # the final norm is left out
 
 

@@ -22,7 +22,7 @@ from tiledask.plan.inputs.run import chunk_kinds
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.timing.calibration import holds
 
-__all__ = ["InFlight", "LayerBytes", "alive", "layer_bytes", "layer_costs"]
+__all__ = ["LayerBytes", "alive", "layer_bytes", "layer_costs"]
 __all__ += ["saved_tensors", "stages_in_flight", "tokens_of"]
 
 
@@ -152,31 +152,16 @@ def tokens_of(layout: Layout, sequence: int) -> tuple[int, int]:
     return layout.microbatch * each, layout.microbatch * -(-each // shards)
 
 
-class InFlight(NamedTuple):
-    """What lies on a stage; each number is one, or a column."""
-
-    layers: tuple[Any, ...]  # of each kind
-    embeddings: Any  # and heads, of both copies where there are two
-    heads: Any
-    tied: Any  # heads that hold a tied matrix once more
-    kept_layers: tuple[Any, ...]  # of each kind x micro-batches, in the fullest state
-    kept_embeddings: Any  # micro-batches whose embedding is held, at most
-    kept_heads: Any
-
-    @classmethod
-    def of(cls, numbers: Iterable[Any]) -> "InFlight":
-        """As ``stages_in_flight`` has them, one after the other."""
-        *found, embeddings, heads = numbers
-        at = (len(found) - 3) // 2
-        first, last, tied, *kept = found[at:]
-        return cls(tuple(found[:at]), first, last, tied, tuple(kept), embeddings, heads)
-
-
 def stages_in_flight(
     model: Model, layout: Layout, stages: Sequence[int], cost: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """The numbers of an InFlight of each of ``stages``, where a layer of each kind keeps ``cost``
-    bytes; none where no backward pass needs any."""
+    """What lies on each of ``stages``, where a layer of each kind keeps ``cost`` bytes; none where
+    no backward pass needs any.
+
+    layers of each kind | embeddings | heads | of these with a tied matrix once more
+    layers of each kind x micro-batches, in the fullest state | micro-batches whose embedding is
+    held, at most | the same of the head
+    """
     p, m, v, last = layout.pp, layout.microbatches, layout.interleave, layout.chunks - 1
     kinds, found = chunk_kinds(model, layout), []
     columns = (column.tolist() for column in layout.stage_chunks(np.asarray(stages)))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.plan.fitting.activations import InFlight, layer_costs, stages_in_flight, tokens_of
+from tiledask.plan.fitting.activations import layer_costs, stages_in_flight, tokens_of
 from tiledask.plan.fitting.terms import Terms, fullest, rows
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_model
@@ -158,8 +158,9 @@ def estimate_memory(
     kept = [layer.kept for layer in layers] if recipe.trains else []
     stages = stages_in_flight(model, layout, range(layout.pp), kept)
     # a column for each number, in Python's integers; of one stage the numbers themselves
-    held = InFlight.of(stages[0] if layout.pp == 1 else np.array(stages, object).T)
+    held = tuple(stages[0] if layout.pp == 1 else np.array(stages, object).T)
     tokens, again = tokens_of(layout, sequence), layout.recompute != "none"
-    terms = Terms(model, recipe, layout, *tokens, layers, items, again, held)
+    run = model, recipe, layout, *tokens, layers, items, again
+    terms = Terms(*run, held[: len(items)], held[len(items) :])
     peaks = tuple(np.atleast_1d(fullest(terms)).tolist())
     return MemoryEstimate(model, layout, recipe, sequence, peaks, terms)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.plan.fitting.activations import InFlight, LayerBytes
+from tiledask.plan.fitting.activations import LayerBytes
 from tiledask.plan.inputs.kinds import Saved
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.model import Model
@@ -102,7 +102,10 @@ class Terms:
     layers: tuple[LayerBytes, ...]  # Of a layer of each kind
     items: tuple[ItemParameters, ...]  # Of these, the embedding, the head and the tied copy in it
     recomputes: Any  # Whether the backward pass computes anything again
-    held: InFlight
+    here: tuple[Any, ...]  # How many of each of ``items`` are on the stage
+    kept: tuple[Any, ...]
+    """Micro-batches in flight, as ``stages_in_flight`` has them: of the layers of each kind, of the
+    embedding and the head."""
 
     def __iter__(self) -> Iterator[Term]:
         yield from self.states(DEVICE)
@@ -110,20 +113,15 @@ class Terms:
             yield from self._gathered()
         yield from self._training() if self.recipe.trains else self._serving()
 
-    @property
-    def _many(self) -> list[Any]:
-        """How many of each of ``items`` are on the stage."""
-        return [*self.held.layers, self.held.embeddings, self.held.heads, self.held.tied]
-
     def _most(self, numbers: Iterable[Any]) -> Any:
         """The largest of the ``numbers`` of items that are on the stage."""
-        pairs = zip(self._many, numbers, strict=False)
+        pairs = zip(self.here, numbers, strict=False)
         return reduce(_larger, (_has(n) * each for n, each in pairs))
 
     def states(self, place: str) -> Iterator[Term]:
         """Weights and what training keeps for each: a term for each state that lies there."""
         layout, held = self.layout, {}
-        items = list(zip(self._many, self.items, strict=True))
+        items = list(zip(self.here, self.items, strict=True))
         for state in (state for state in self.recipe.states if state.place == place):
             if state.of not in held:
                 some = {"layers": items[:-3], "embeddings": items[-3:]}.get(state.of, items)
@@ -148,7 +146,7 @@ class Terms:
         beside = (layout.expert_copies > 1) | recipe.offloads_weights
         *sizes, head, tied = (
             _has(n) * (apart * item.dense + beside * item.expert)
-            for n, item in zip(self._many, self.items, strict=True)
+            for n, item in zip(self.here, self.items, strict=True)
         )
         sizes.append(head + tied)
         names = *(kind.name for kind in self.model.layer_kinds), "embedding", "head"
@@ -172,7 +170,7 @@ class Terms:
 
     def _training(self) -> Iterator[Term]:
         """Activations and what is computed with them, at each moment of a training step."""
-        recipe, width, ends = self.recipe, self.recipe.compute_bytes, _has(self.held.heads)
+        recipe, width, ends = self.recipe, self.recipe.compute_bytes, _has(self.here[-2])
         cut = (self.layout.sequence_parallel > 0) & (self.layout.tp > 1)
         kept = list(self._kept())
         for moment in MOMENTS:
@@ -188,7 +186,7 @@ class Terms:
             yield _product("gathered sequence", FORWARD, cut, words, factors, source)
             words = "one layer's input, gathered again, and its gradient, whole"
             yield _product("gathered sequence", BACKWARD, cut, words, (2, *factors), source)
-        there = _has(sum(self.held.layers))
+        there = _has(sum(self.here[:-3]))
         layer = LayerBytes(*map(self._most, zip(*self.layers, strict=True)))
         why = ("of the residual stream and of the two largest tensors of one layer",)
         yield Term("activation gradients", BACKWARD, there, layer.gradients, why, "upper bound")
@@ -211,35 +209,37 @@ class Terms:
 
     def _kept(self) -> Iterator[Term]:
         """What is kept from the forward pass."""
-        model, layout, held, width = self.model, self.layout, self.held, self.recipe.compute_bytes
-        here, tokens = sum(held.layers), model.hidden * self.local_tokens
+        model, layout, width = self.model, self.layout, self.recipe.compute_bytes
+        *layers, embeddings, heads, _ = self.here
+        *of_layers, of_embedding, of_head = self.kept
+        here, tokens = sum(layers), model.hidden * self.local_tokens
         each = [layer.kept for layer in self.layers]
         how = _kept_formula, model.layer_kinds, layout.recompute, layout.schedule, here
-        formula, size = (*how, *held.kept_layers, *each), sum(map(mul, held.kept_layers, each))
+        formula, size = (*how, *of_layers, *each), sum(map(mul, of_layers, each))
         yield Term("activations", FORWARD, 1, size, formula, f"{KORTHIKANTI}, Table 2")
         if per_token := model.dropout + width * model.embedding_norm:
             words = "dropout mask, 1 B, and norm input of each token, x {} micro-batches"
-            there, many = _has(held.embeddings), (held.kept_embeddings, per_token, tokens)
+            there, many = _has(embeddings), (of_embedding, per_token, tokens)
             yield _product("embedding activations", FORWARD, there, words, many, ENDS)
         if holds(self.recipe.framework).keeps_sent:
-            v, kept = layout.interleave, sum(held.kept_layers)
-            senders = (layout.pp > 1) * (v - _has(held.heads))
+            v, kept = layout.interleave, sum(of_layers)
+            senders = (layout.pp > 1) * (v - _has(heads))
             n = senders * layout.microbatches - (-senders * (kept * v // np.maximum(here, 1)) // v)
             words = "{} B of each number sent x {}: outputs in flight, and a buffer for each "
             words, source = words + "micro-batch's gradient", f"framework {self.recipe.framework}"
             yield _product("sent activations", FORWARD, _has(n), words, (width, n, tokens), source)
         words = "inputs of the final norm and of the output projection, {} B each, x {} micro-"
         words, inputs = f"{words}batches", 1 + (model.final_norm and model.norm != "none")
-        factors = width, held.kept_heads, tokens, (1 + model.mtp_layers) * inputs
-        yield _product("head activations", FORWARD, _has(held.heads), words, factors, ENDS)
+        factors = width, of_head, tokens, (1 + model.mtp_layers) * inputs
+        yield _product("head activations", FORWARD, _has(heads), words, factors, ENDS)
         if model.mtp_layers:
             words = "{} B of each of {} layers that predict further tokens, x {} micro-batches"
-            further = each[model.kind_of[-1]], model.mtp_layers, held.kept_heads
-            yield _product("MTP activations", FORWARD, _has(held.heads), words, further, MTP)
+            further = each[model.kind_of[-1]], model.mtp_layers, of_head
+            yield _product("MTP activations", FORWARD, _has(heads), words, further, MTP)
 
     def _logits(self, ends: Any) -> Iterator[Term]:
         """Logits up to their gradient, and what else the framework's loss holds."""
-        recipe, waiting = self.recipe, self.held.kept_heads
+        recipe, waiting = self.recipe, self.kept[-1]
         elements = self.tokens * -(-self.model.vocab // self.layout.tp)  # of a micro-batch
         elements = (1 + self.model.mtp_layers) * elements
         loss, words = holds(recipe.framework).loss_bytes, f"{LOGITS} x {{}} micro-batches"
@@ -259,10 +259,10 @@ class Terms:
 
     def _serving(self) -> Iterator[Term]:
         """Keys and values, latent ones whole on every device; one forward pass, layer by layer."""
-        model, width, layers = self.model, self.recipe.compute_bytes, sum(self.held.layers)
+        model, width, here = self.model, self.recipe.compute_bytes, self.here[:-3]
         elements = self.tokens * -(-model.vocab // self.layout.tp)
         if cached := self.recipe.cached:
-            here, kinds = self.held.layers, model.layer_kinds
+            kinds = model.layer_kinds
             each = [self._numbers(kind.cached, 1) for kind in kinds]
             some = sum(n for n, one in zip(here, each, strict=True) if np.any(one))
             all_ = sum(map(mul, here, each))
@@ -280,9 +280,9 @@ class Terms:
                 yield _product("recurrent states", ALWAYS, 1, words, factors, STATES)
         why = ("tensors of one layer, all at once",)
         size = self._most(n.served for n in self.layers)
-        yield Term("working activations", FORWARD, _has(layers), size, why, "upper bound")
+        yield Term("working activations", FORWARD, _has(sum(here)), size, why, "upper bound")
         source, factors = "one forward pass over the whole sequence", (width, elements)
-        yield _product("logits", FORWARD, _has(self.held.heads), LOGITS, factors, source)
+        yield _product("logits", FORWARD, _has(self.here[-2]), LOGITS, factors, source)
 
     def _numbers(self, kept: Iterable[Saved], width: int) -> Any:
         """Numbers of the tensors ``kept`` on a device, times their bytes or ``width``."""

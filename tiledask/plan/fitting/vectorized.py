@@ -16,13 +16,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.arrays import Array, combinations, numbered
-from tiledask.plan.fitting.activations import (
-    InFlight,
-    LayerBytes,
-    layer_costs,
-    stages_in_flight,
-    tokens_of,
-)
+from tiledask.plan.fitting.activations import LayerBytes, layer_costs, stages_in_flight, tokens_of
 from tiledask.plan.fitting.terms import Terms, fullest
 from tiledask.plan.inputs.layout import ITEMS, Layout, Numbers
 from tiledask.plan.inputs.model import Model
@@ -101,8 +95,8 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
     for stage, left_out in zip(held, no_fuller, strict=True):
         if not (at := np.flatnonzero(~left_out[held_of])).size:
             continue
-        here = [column[held_of[at]] for column in stage]
-        here[kinds + 3 :] = (times[at] * column for column in here[kinds + 3 :])  # micro-batches
+        there = tuple(column[held_of[at]] for column in stage)
+        here, alive = there[: kinds + 3], tuple(times[at] * each for each in there[kinds + 3 :])
         whole, cut, *costs = (n["microbatch"][at] * column[layer_of[at]] for column in sizes)
         many = iter([column[items_of[at]] for column in parameters])
         of = tuple(starmap(ItemParameters, zip(*[many] * len(ItemParameters._fields), strict=True)))
@@ -110,7 +104,7 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
         layers = tuple(starmap(LayerBytes, zip(*[some] * len(LayerBytes._fields), strict=True)))
         layouts = Numbers(**{name: n[name][at] for name in COUNTED})
         run = model, recipe, layouts, whole, cut, layers, of, again[at] * 1
-        most[at] = np.maximum(most[at], fullest(Terms(*run, InFlight.of(here))))
+        most[at] = np.maximum(most[at], fullest(Terms(*run, here, alive)))
     return most
 
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.kinds import MIXERS, LayerKind, layer_kind
-from tiledask.plan.inputs.weights import Weight, count, norm
+from tiledask.plan.inputs.weights import Weight, norm
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import whole_number
 
-__all__ = ["MOST_LAYERS", "Model", "Weight", "count"]
+__all__ = ["MOST_LAYERS", "Model", "Weight"]
 
 MOST, MOST_LAYERS = 10**9, 4096
 LARGEST = dict.fromkeys(("layers", "windowed_layers"), MOST_LAYERS)
@@ -338,8 +338,9 @@ class Model:
     @property
     def item_parameters(self) -> tuple[int, ...]:
         """Parameters of the embedding, each layer and the head: layers + 2 numbers."""
-        each = [count(kind.weights) for kind in self.layer_kinds]
-        return (count(self.embedding), *(each[kind] for kind in self.kind_of), count(self.head))
+        items = *(kind.weights for kind in self.layer_kinds), self.embedding, self.head
+        *each, embedding, head = (sum(weight.count() for weight in item) for item in items)
+        return (embedding, *(each[kind] for kind in self.kind_of), head)
 
     @cached_property
     def parameters(self) -> int:

@@ -1,10 +1,9 @@
 """A weight of a model, and how tensor and expert parallelism share it out."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-__all__ = ["Weight", "bias", "count", "norm"]
+__all__ = ["Weight", "bias", "norm"]
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,6 @@ class Weight:
         """Elements on the fullest of ``tp`` devices; one of fewer units than devices is copied,
         as key and value heads are under a tensor parallelism wider than they are."""
         return self.copies * self.size * (-(-self.units // tp) if self.split else self.units)
-
-
-@lru_cache(maxsize=4096)
-def count(weights: tuple[Weight, ...], tp: int = 1) -> int:
-    """Elements of ``weights`` on the fullest of ``tp`` tensor-parallel devices."""
-    return sum(weight.count(tp) for weight in weights)
 
 
 def norm(model: Any, name: str, width: int, split: bool = False) -> tuple[Weight, ...]:
