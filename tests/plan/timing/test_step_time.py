@@ -1,7 +1,5 @@
 """Products, collectives and the step's formulas on arrays, against loops and limits."""
 
-from dataclasses import fields
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,10 +11,10 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, members
-from tiledask.plan.timing.layer_time import products, shape_of
+from tiledask.plan.timing.layer_time import LayerTime, products, shape_of
 from tiledask.plan.timing.roofline import TILES, Rates, gemm_seconds
 from tiledask.plan.timing.step_estimate import step_flops
-from tiledask.plan.timing.step_time import Parts, StepTime, step_parts
+from tiledask.plan.timing.step_time import PARTS, held_weights, step_parts
 
 A100 = Rates(flops=250e12, memory=1.5e12, depth=200, multiprocessors=108)
 DGX = td.load_cluster("64xA100-80GB")
@@ -26,7 +24,7 @@ LLAMA = td.load_model("llama-2-70b")
 def step_time(model, sequence, **layout):
     recipe = load_recipe("mixed-adam-16")
     known = calibration_of(DGX.device, recipe)
-    return StepTime(model, DGX, Numbers(**layout), recipe, sequence, known)
+    return LayerTime(model, DGX, Numbers(**layout), recipe, sequence, known)
 
 
 EXTENT = st.integers(1, 2000)
@@ -54,7 +52,7 @@ def test_products_and_steps_hold_every_weight(name, tp):
         held = sum(np.prod(shape_of(p, tp)) * p[0].copies for p in products(weights))
         assert held == sum(w.count(tp) for w in matrices)
     time = step_time(model, 2048, tp=tp)
-    held = float(time.held(model.layers).sum())
+    held = float(held_weights(time, model.layers).sum())
     layers = sum(kind.many * w.count(tp) for kind in model.layer_kinds for w in kind.weights)
     known = layers + sum(w.count(tp) for w in (*model.embedding, *model.head))
     assert held == pytest.approx(known, rel=1e-4)  # the final norm is left out
@@ -118,9 +116,9 @@ def test_arrays_say_what_one_layout_at_a_time_says(seed):
     for i in range(8):
         one = Numbers(**{name: values[i].item() for name, values in numbers.items()})
         alone = step_parts(LLAMA, DGX, one, sequence=4096)
-        for part in (each.name for each in fields(Parts)):
-            many = np.broadcast_to(getattr(together, part), 8)[i]
-            assert many == pytest.approx(float(getattr(alone, part)), rel=1e-12, abs=1e-15), part
+        for part in PARTS:
+            many = np.broadcast_to(together[part], 8)[i]
+            assert many == pytest.approx(float(alone[part]), rel=1e-12, abs=1e-15), part
 
 
 @pytest.mark.parametrize(("h", "a", "L"), [(6144, 64, 48), (25600, 160, 128)])

@@ -141,7 +141,7 @@ class Plans(Sequence[Plan], Printable):
         if len(inside := np.flatnonzero(verdict < 2)):
             some = Numbers(**{name: column[inside] for name, column in layouts.items()})
             of = self.model, cluster, some, recipe, self.sequence
-            seconds[inside] = step_parts(*of, **assumed).total
+            seconds[inside] = sum(step_parts(*of, **assumed).values())
         devices = n["dp"] * n["tp"] * n["pp"] * n["cp"]
         self.columns = n | {"devices": devices, "by_formula": seconds, "verdict": verdict}
         self.order = np.lexsort((n["peak"], seconds, verdict))

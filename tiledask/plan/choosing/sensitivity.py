@@ -112,7 +112,7 @@ def _fastest(run: Run, assumed: dict[str, Any], n: Columns, left_out: dict[str, 
     model, cluster, _, recipe, sequence = run
     if len(n["dp"]) > FASTEST:
         of = model, cluster, Numbers(**n), recipe, sequence
-        seconds = step_parts(*of, **assumed).total
+        seconds = sum(step_parts(*of, **assumed).values())
         rows = seconds <= np.partition(seconds, FASTEST)[FASTEST]
         few = {name: column[rows] for name, column in n.items()}
         plans = Plans(run, assumed, few, left_out)

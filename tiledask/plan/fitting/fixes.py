@@ -81,8 +81,9 @@ class Search:
             with suppress(ConfigError):  # the device has no units for the recipe's products
                 if timed and len(at):
                     numbers = replace(Numbers.of(start), **some)
-                    step = step_parts(*run, numbers, memory.recipe, memory.sequence).total
-                    seconds = step / (some["dp"] * some["microbatch"] * some["microbatches"])
+                    step = step_parts(*run, numbers, memory.recipe, memory.sequence)
+                    sequences = some["dp"] * some["microbatch"] * some["microbatches"]
+                    seconds = sum(step.values()) / sequences
             order = np.lexsort((code[at], devices, seconds, other[at]))
             if layout := next(self._layouts(_rows(some, order)), None):
                 return layout

@@ -19,7 +19,7 @@ import numpy as np
 
 from tiledask.plan.fitting.activations import layer_costs, stages_in_flight, tokens_of
 from tiledask.plan.fitting.terms import Terms, fullest, rows
-from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.layout import Layout, expert_slices
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
@@ -154,7 +154,7 @@ def estimate_memory(
     sequence = check_run(model, layout, sequence)
     check_held(recipe, model, layout)
     layers = layer_costs(model, layout, sequence, recipe)
-    items = item_parameters(model, recipe, layout.tp, layout.ep, layout.expert_slices)
+    items = item_parameters(model, recipe, layout.tp, layout.ep, expert_slices(layout))
     kept = [layer.kept for layer in layers] if recipe.trains else []
     stages = stages_in_flight(model, layout, range(layout.pp), kept)
     # a column for each number, in Python's integers; of one stage the numbers themselves

@@ -20,7 +20,7 @@ import numpy as np
 
 from tiledask.plan.fitting.activations import LayerBytes
 from tiledask.plan.inputs.kinds import Saved
-from tiledask.plan.inputs.layout import Layout, Numbers
+from tiledask.plan.inputs.layout import Layout, Numbers, expert_copies, expert_slices
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import DEVICE, Recipe, State
 from tiledask.plan.inputs.run import ItemParameters
@@ -129,7 +129,7 @@ class Terms:
                 dense, expert = (sum(n * item[at + k] for n, item in some) for k in (0, 1))
                 shard = -(-dense // (layout.dp * layout.cp))
                 if self.model.experts:
-                    shard = shard - (-expert // layout.expert_copies)
+                    shard = shard - (-expert // expert_copies(layout))
                 held[state.of] = dense, expert, shard
             dense, expert, shard = held[state.of]
             size = state.on_device(dense + expert, shard, layout.zero)
@@ -143,7 +143,7 @@ class Terms:
         layout, recipe, framework = self.layout, self.recipe, holds(self.recipe.framework)
         # ZeRO shards what others hold copies of; what lies elsewhere is brought to one copy too
         apart = (layout.dp * layout.cp > 1) | recipe.offloads_weights
-        beside = (layout.expert_copies > 1) | recipe.offloads_weights
+        beside = (expert_copies(layout) > 1) | recipe.offloads_weights
         *sizes, head, tied = (
             _has(n) * (apart * item.dense + beside * item.expert)
             for n, item in zip(self.here, self.items, strict=True)
@@ -296,7 +296,7 @@ class Terms:
 
 
 def _shards(state: State, layout: Layout | Numbers) -> Any:
-    return state.sharded(layout.zero) & ((layout.dp * layout.cp > 1) | (layout.expert_copies > 1))
+    return state.sharded(layout.zero) & ((layout.dp * layout.cp > 1) | (expert_copies(layout) > 1))
 
 
 def _state_formula(state: State, layout: Layout, dense: int, expert: int) -> str:
@@ -304,7 +304,7 @@ def _state_formula(state: State, layout: Layout, dense: int, expert: int) -> str
     each = f"{state.bytes} B" + (f" / {state.per}" if state.per > 1 else "")
     copies = f"dp {layout.dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
     held = f"({copies} / ep {layout.ep})"
-    if layout.expert_slices != layout.tp:
+    if expert_slices(layout) != layout.tp:
         held = f"(tp {layout.tp} x {copies} / (ep {layout.ep} x expert_tp {layout.expert_tp}))"
     sharded = bool(_shards(state, layout))
     formula = f"{each} x {dense:,} {what}" + f" / {copies}" * sharded

@@ -18,7 +18,7 @@ from tiledask.errors import ConfigError
 from tiledask.plan.arrays import Array, combinations, numbered
 from tiledask.plan.fitting.activations import LayerBytes, layer_costs, stages_in_flight, tokens_of
 from tiledask.plan.fitting.terms import Terms, fullest
-from tiledask.plan.inputs.layout import ITEMS, Layout, Numbers
+from tiledask.plan.inputs.layout import ITEMS, Layout, Numbers, expert_slices
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import ItemParameters, check_run, item_parameters
@@ -75,7 +75,7 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
         return at, *tokens_of(layout, sequence), *chain(*layers)
 
     (ratio, *sizes), layer_of = _table({name: n[name] for name in LAYER}, layer)
-    slices = {"tp": n["tp"], "ep": n["ep"], "expert_tp": Numbers(**n).expert_slices}
+    slices = {"tp": n["tp"], "ep": n["ep"], "expert_tp": expert_slices(Numbers(**n))}
     items = partial(item_parameters, model, recipe)
     parameters, items_of = _table(slices, lambda **each: chain(*items(**each)))
     # states of one chunk, or of layers of one kind, are told apart without costs

@@ -7,7 +7,7 @@ import tomllib
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
 from tiledask.plan.frameworks.table import Imported, Read, Settings, flat, is_even
-from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.layout import Layout, expert_slices
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.intervals import even
@@ -39,8 +39,8 @@ def facts(model: Model, layout: Layout, sequence: int) -> Settings:
         "local": layout.microbatch * (layout.microbatches if layout.pp > 1 else 1),
         "replicas": layout.dp // shards,
         "shards": shards,
-        "expert_slices": layout.expert_slices,
-        "other_slices": layout.expert_slices not in (1, layout.tp),
+        "expert_slices": expert_slices(layout),
+        "other_slices": expert_slices(layout) not in (1, layout.tp),
         "order": order,
         "named": NAMES.get(order, NAMES["interleaved" if layout.interleave > 1 else "1f1b"]),
         "other_order": layout.pp > 1 and order not in NAMES,

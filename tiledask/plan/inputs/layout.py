@@ -22,7 +22,7 @@ from tiledask.plan.intervals import even
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, called, is_looped, schedules
 from tiledask.plan.whole import is_whole, whole_number
 
-__all__ = ["RECOMPUTE", "SCHEDULES", "Layout", "Numbers"]
+__all__ = ["RECOMPUTE", "SCHEDULES", "Layout", "Numbers", "expert_copies", "expert_slices"]
 
 RECOMPUTE = ("none", "selective", "full")
 """What the backward pass computes again: nothing, the attention core, every layer."""
@@ -40,28 +40,8 @@ BOUNDS |= {"zero": (0, 3), "expert_tp": (0, 2**20)}
 """The least and the most of each field that is a number."""
 
 
-class _Experts:
-    """Over which devices a layout deals out experts; each field one number, or an array."""
-
-    dp: Any
-    tp: Any
-    cp: Any
-    ep: Any
-    expert_tp: Any
-
-    @property
-    def expert_slices(self) -> Any:
-        """Tensor-parallel slices of each expert."""
-        return self.expert_tp + (self.expert_tp == 0) * self.tp
-
-    @property
-    def expert_copies(self) -> Any:
-        """Devices of a stage with the same slice of the same experts: ZeRO shards over them."""
-        return self.tp * self.dp * self.cp // (self.ep * self.expert_slices)
-
-
 @dataclass(frozen=True)
-class Layout(_Experts):
+class Layout:
     """A validated layout.
 
     >>> layout = Layout(tp=8, pp=10, dp=2, zero=1)
@@ -211,14 +191,14 @@ def _rules(layout: Layout) -> Iterator[tuple[type[ValueError], bool, str]]:
     """(what it is when broken, whether it is, the rule) of those about several fields."""
     name, tp, p = layout.schedule, layout.tp, layout.pp
     v, m = layout.interleave, layout.microbatches
-    slices = layout.ep * layout.expert_slices
+    slices = layout.ep * expert_slices(layout)
     step = slices // gcd(slices, tp * layout.cp)  # experts take whole copies of a stage
     rule = f"ep={layout.ep} must divide dp x cp = {layout.dp * layout.cp}, over which experts are "
     rule += "sharded, or ep x expert_tp, where that is less than tp, tp x dp x cp; a dp that "
     yield ConfigError, layout.dp % step > 0, f"{rule}{step} divides does"
     rule = f"expert_tp={layout.expert_tp} beside tp={tp} sends each device's own tokens to "
     rule += "experts; use sequence_parallel=True"
-    yield ConfigError, layout.expert_slices != tp > 1 and not layout.sequence_parallel, rule
+    yield ConfigError, expert_slices(layout) != tp > 1 and not layout.sequence_parallel, rule
     several, of = name in ("1f1b", *V_SHAPED) or is_looped(name), f"schedule={name!r}"
     rule = f"{of} has one chunk on a stage, got interleave={v}; use '1f1b'"
     yield ScheduleError, v > 1 and not several, rule
@@ -232,7 +212,7 @@ def _rules(layout: Layout) -> Iterator[tuple[type[ValueError], bool, str]]:
 
 
 @dataclass(frozen=True)
-class Numbers(_Experts):
+class Numbers:
     """The numbers of a Layout: each one value, or an array with one value per layout."""
 
     dp: int | Array = 1
@@ -259,3 +239,13 @@ class Numbers(_Experts):
         columns["items"] = [layout.partition == ITEMS for layout in layouts]
         one = len(layouts) == 1
         return cls(**{name: c[0] if one else np.array(c) for name, c in columns.items()})
+
+
+def expert_slices(n: Layout | Numbers) -> Any:
+    """Tensor-parallel slices of each expert."""
+    return n.expert_tp + (n.expert_tp == 0) * n.tp
+
+
+def expert_copies(n: Layout | Numbers) -> Any:
+    """Devices of a stage with the same slice of the same experts: ZeRO shards over them."""
+    return n.tp * n.dp * n.cp // (n.ep * expert_slices(n))

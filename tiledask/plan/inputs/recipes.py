@@ -64,16 +64,16 @@ class Adapters:
     rank: int
     matrices: tuple[str, ...]  # Names of the weights that get one, such as "query" and "value"
 
-    def parameters(self, weights: tuple[Weight, ...], tp: int = 1) -> int:
-        """Parameters of the adapters beside ``weights`` on one of ``tp`` devices: A is whole
-        beside a column-parallel weight, B beside a row-parallel one."""
-        total = 0
-        for w in (w for w in weights if w.name in self.matrices and w.inputs):
-            share = -(-w.units // tp) / w.units if w.split else 1
-            into, out = w.inputs, w.units * w.size // w.inputs
-            into, out = (round(into * share), out) if w.row else (into, round(out * share))
-            total += w.copies * self.rank * (into + out)
-        return total
+    def parameters(self, weight: Weight, tp: int = 1, ep: int = 1) -> int:
+        """Parameters of the adapter beside ``weight`` on one of ``tp`` devices that share its
+        copies over ``ep``: A is whole beside a column-parallel weight, B beside a row-parallel one;
+        0 beside other weights."""
+        if weight.name not in self.matrices or not weight.inputs:
+            return 0
+        share = -(-weight.units // tp) / weight.units if weight.split else 1
+        into, out = weight.inputs, weight.units * weight.size // weight.inputs
+        into, out = (round(into * share), out) if weight.row else (into, round(out * share))
+        return -(-weight.copies // ep) * self.rank * (into + out)
 
 
 @dataclass(frozen=True, repr=False)

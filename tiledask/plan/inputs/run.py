@@ -145,13 +145,10 @@ def item_parameters(
     for weights in items:
         dense, expert, largest, matrices = [0, 0], [0, 0], 0, 0
         for w in weights:
-            held, slices, found = -(-w.copies // ep), expert_tp, expert
-            if w.copies == 1:
-                held, slices, found = 1, tp, dense
-            one = w.count(slices) // w.copies
-            adapters = recipe.adapters.parameters((w,), slices) if recipe.adapters else 0
-            found[0] += one * held
-            found[1] += adapters // w.copies * held
+            slices, found = (tp, dense) if w.copies == 1 else (expert_tp, expert)
+            one = w.count(slices, w.copies)
+            found[0] += w.count(slices, ep)
+            found[1] += recipe.adapters.parameters(w, slices, ep) if recipe.adapters else 0
             largest, matrices = max(largest, one), matrices + one * (w.inputs > 0)
         each = ItemParameters(dense[0], expert[0], dense[1], expert[1], largest, matrices)
         every.append(each)

@@ -20,10 +20,12 @@ class Weight:
     inputs: int = 0  # Length of the vectors that the matrix multiplies, undivided; 0 if none
     row: bool = False  # Its units cut the inputs, and its products are summed over devices
 
-    def count(self, tp: int = 1) -> int:
-        """Elements on the fullest of ``tp`` devices; one of fewer units than devices is copied,
-        as key and value heads are under a tensor parallelism wider than they are."""
-        return self.copies * self.size * (-(-self.units // tp) if self.split else self.units)
+    def count(self, tp: Any = 1, ep: Any = 1) -> Any:
+        """Elements on the fullest of ``tp`` devices, numbers or columns, of those that share its
+        copies over ``ep``; one of fewer units than devices is copied, as key and value heads are
+        under a tensor parallelism wider than they are."""
+        units = -(-self.units // tp) if self.split else self.units
+        return -(-self.copies // ep) * self.size * units
 
 
 def norm(model: Any, name: str, width: int, split: bool = False) -> tuple[Weight, ...]:

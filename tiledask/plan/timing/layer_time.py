@@ -1,4 +1,5 @@
-"""Seconds of one layer on one device: its products, its attention core, its passes over memory.
+"""Seconds of a layer, the embedding and the head on one device: products, attention core, passes
+over memory, and what of the collectives beside them is waited for.
 
 x -norm- QKV -[scores softmax context]- output -+- norm - up act down -+-      forward
          gemm      attention core       gemm   pass     gemm   gemm   pass
@@ -18,13 +19,22 @@ import numpy as np
 from tiledask.plan.arrays import Array, Values, stacked
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.kinds import Core, LayerKind
-from tiledask.plan.inputs.layout import Numbers
+from tiledask.plan.inputs.layout import SELECTIVE_OP, Numbers, expert_slices
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.calibration import Calibration
+from tiledask.plan.timing.collective_time import all_gather, all_reduce, exchange, p2p
 from tiledask.plan.timing.roofline import Rates, ceil_div, gemm_bytes, gemm_seconds
 
-__all__ = ["LayerTime", "products", "shape_of"]
+__all__ = ["PIECE", "LayerTime", "products", "shape_of"]
+
+SENDING = 20 / 132
+"""Share of a device's multiprocessors that send tokens to experts beside other work (DeepSeek-V3,
+arXiv:2412.19437, section 3.2.2)."""
+PIECE = ("compute", "recompute", "tp", "cp", "ep", "pp")
+"""What the seconds of a micro-batch in a piece go to: [these, forward and backward, layouts]."""
+NOTHING = np.zeros((2, 1))
 
 
 def products(weights: tuple[Weight, ...]) -> list[tuple[Weight, ...]]:
@@ -56,9 +66,13 @@ def shape_of(product: tuple[Weight, ...], tp: Values) -> tuple[Values, Values]:
     return first.inputs, sum(w.size * n // w.inputs for w, n in zip(product, units, strict=True))
 
 
+def _piece(**seconds: Array) -> Array:
+    return np.stack(np.broadcast_arrays(*(seconds.get(name, NOTHING) for name in PIECE)))
+
+
 @dataclass(frozen=True)
 class LayerTime:
-    """What the time of a layer is made of, for one layout or for arrays of them."""
+    """What the time of a micro-batch is made of, for one layout or for arrays of them."""
 
     model: Model
     cluster: ClusterSpec
@@ -94,9 +108,9 @@ class LayerTime:
             copies, rows, slices = product[0].copies, self.tokens, n.tp
             batch: Values = 1
             if copies > 1:
-                batch, slices = ceil_div(copies, n.ep), n.expert_slices
+                batch, slices = ceil_div(copies, n.ep), expert_slices(n)
                 each = product[0].active * n.ep / copies  # tokens to the fullest device's experts
-                rows = self.model.imbalance * n.expert_slices / n.tp * self.tokens * each
+                rows = self.model.imbalance * expert_slices(n) / n.tp * self.tokens * each
             k, columns = shape_of(product, slices)
             moved = 4.0 * casts * batch * rows * stacked(k, columns)
             if copies > 1:
@@ -172,3 +186,124 @@ class LayerTime:
             each = size * (itemsize or self.recipe.compute_bytes)
             moved = moved + stacked(each * forward, each * backward) * many
         return moved / self.rates.memory
+
+    def layer(self, kind: LayerKind) -> Array:
+        """One layer of a kind."""
+        n, known, weights, mixture = self.n, self.calibration, kind.weights, kind.mixture
+        width = self.recipe.compute_bytes
+        core = sum(map(self.core, kind.cores), np.zeros((2, 1)))
+        core = (1 + (1 / known.ring_part - 1) * (1 - 1 / np.asarray(n.cp))) * core
+        matrices = self.weight_products(weights)
+        host = known.launch_layer + known.layer_seconds + mixture * known.mixture_seconds
+        # low-rank adapters beside a product [t, k] x [k, n] move k + 4 n numbers a token forward,
+        # and 4 k + 2 n backward, limited by memory
+        names, moved = self.recipe.adapters.matrices if self.recipe.adapters else (), NOTHING
+        for weight in (w for w in weights if w.inputs and w.name in names):
+            k, columns = shape_of((weight,), n.tp)
+            moved = moved + weight.active * stacked(k + 4 * columns, 4 * k + 2 * columns)
+        beside = width * self.tokens * moved / self.rates.memory
+        beside = beside + stacked(host / 3, host * 2 / 3)
+        compute = matrices + core + beside + known.eager_passes * self.passes(kind)
+        recompute = np.asarray(n.recompute)
+        full, scores = recompute == "full", recompute == "selective"
+        again = np.select(
+            [full, scores & ~np.asarray(n.flash_attention), recompute == SELECTIVE_OP],
+            [compute[0], core[0], compute[0] - core[0] - matrices[0] / 2],
+            0.0,
+        )
+        # keys and values pass round the ring while the core computes on those at hand
+        rings = (each for each in kind.cores if each.visible)
+        heads = sum(ceil_div(each.groups, n.tp) * (each.qk + each.v) for each in rings)
+        ring = (n.cp - 1) * p2p(1.0 * heads * width * self.tokens, n.cp, n.tp, self.cluster)
+        waited = np.maximum(0.0, stacked(ring, 2 * ring) - core)
+        collectives = {"tp": self._tensor(kind), "cp": waited}
+        if mixture:  # two exchanges of tokens each way: what is exposed of them is waited for, or
+            # what the work of the opposite pass cannot hide
+            others = stacked(compute[0], compute[1] + again)
+            token = self.model.imbalance * self.own_tokens * self.model.hidden * width
+            links = n.ep, expert_slices(n), self.cluster, known.exchange_share, known.most_nodes
+            twice = 2 * exchange(token, self.model.top_k, *links)
+            least = np.where(self.both_ways, SENDING, known.exposed["ep"]) * twice
+            collectives["ep"] = np.maximum(least, twice - others[::-1])
+        repeated = {name: stacked(c[0], c[1] + full * c[0]) for name, c in collectives.items()}
+        if known.floor_seconds:
+            short = np.maximum(0.0, known.floor_seconds - compute.sum(0) - again)
+            compute = stacked(compute[0], compute[1] + short)
+        return _piece(compute=compute, recompute=stacked(0.0, again), **repeated)
+
+    @cached_property
+    def kinds(self) -> list[tuple[str, int, Array]]:
+        """(name, how many there are, the seconds of one) of each kind of layer."""
+        return [(kind.name, kind.many, self.layer(kind)) for kind in self.model.layer_kinds]
+
+    def mean_layer(self) -> Array:
+        """The mean over all layers of the model."""
+        parts = (n / self.model.layers * layer for _, n, layer in self.kinds)
+        return sum(parts, np.zeros((len(PIECE), 2, 1)))
+
+    def _sum(self) -> Values:
+        """Seconds of a sum of a micro-batch's residual stream over tp."""
+        stream = 1.0 * self.tokens * self.model.hidden * self.recipe.compute_bytes
+        return all_reduce(stream, self.n.tp, 1, self.cluster)
+
+    def _tensor(self, kind: LayerKind) -> Array:
+        """Sums of the residual stream over tp, attention's and the MLP's, each way; with sequence
+        parallelism an all-gather and a reduce-scatter in place of each (Korthikanti et al. 2022,
+        section 4.2.2). A mixture's are of the tokens that come to its experts, over its slices."""
+        n, known, waits = self.n, self.calibration, self.calibration.exposed
+        cut, tp, slices = np.asarray(n.sequence_parallel), np.asarray(n.tp), expert_slices(n)
+        each, count, width = self._sum(), kind.sums * (tp > 1), self.recipe.compute_bytes
+        sums = kind.sums * each
+        if kind.mixture:
+            came = self.model.imbalance * slices / n.tp * self.model.top_k * self.tokens
+            own = all_reduce(1.0 * came * self.model.hidden * width, slices, 1, self.cluster)
+            count = np.where(cut, kind.own_sums * (tp > 1) + (slices > 1), count)
+            sums = np.where(cut, kind.own_sums * each + own, sums)
+        launch = known.launch_collective + known.launch_rank * (np.maximum(tp, slices) - 1)
+        launch = np.where(cut, 2, 1) * count * launch
+        if known.gathers_operands:  # half of what moves is gathered, the other half sums
+            sums = sums * np.where(cut, (1 + self.recipe.operand_bytes / width) / 2, 1)
+        there, back = (
+            sums * np.where(cut, waits[f"tp{way}"], waits[f"sum{way}"]) + launch
+            for way in ("", "_backward")
+        )
+        return stacked(there, back)
+
+    def embedding(self) -> Array:
+        """Rows of the table summed over tp, and their gradients scattered back."""
+        moved = 2.0 * self.recipe.compute_bytes * self.model.hidden * self.tokens
+        compute = stacked(moved, 2 * moved) / self.rates.memory
+        return _piece(compute=compute, tp=stacked(self._sum(), 0.0))
+
+    def head(self) -> Array:
+        """Logits and cross-entropy, and the sum of their gradient over tp: the product, and passes
+        over fp32 logits: cast, maximum, exponential, sum and quotient forward (24 + width bytes a
+        logit), gradient and cast backward (12 + width); a fused loss does a part."""
+        columns, width = ceil_div(self.model.vocab, self.n.tp), self.recipe.compute_bytes
+        passed = self.calibration.loss_passes * stacked(24 + width, 12 + width)
+        product = self.product(self.tokens, self.model.hidden, columns, self.rates, width)
+        logits = product + passed * self.tokens * columns / self.rates.memory
+        head = _piece(compute=logits, tp=stacked(0.0, self._sum()))
+        if not (further := self.model.mtp_layers):
+            return head
+        joined = self.weight_products(tuple(w for w in self.model.head if "MTP" in w.name)[:1])
+        layer = self.kinds[self.model.kind_of[-1]][-1] + _piece(compute=joined)
+        total: Array = head + further * (head + layer)
+        return total
+
+    def transfer(self) -> Array:
+        """Waiting for neighbours. Each tensor-parallel rank sends a slice to its peer, and gathers
+        the slices unless the sequence is cut (Narayanan et al. 2021, section 4.1)."""
+        n, known, pp = self.n, self.calibration, np.asarray(self.n.pp)
+        wide = self.model.hidden * self.model.streams * self.recipe.compute_bytes
+        slice_ = 1.0 * ceil_div(self.tokens, n.tp) * wide
+        hop = p2p(slice_, n.pp, n.tp * n.cp * n.dp, self.cluster)
+        gather = all_gather(slice_ * n.tp, n.tp, 1, self.cluster)
+        gather = np.where(np.asarray(n.sequence_parallel) | (pp == 1), 0.0, gather)
+        waited = (hop + gather) * known.exposed["pp"] + (pp > 1) * known.transfer_seconds
+        return _piece(pp=stacked(waited, waited))
+
+    @property
+    def both_ways(self) -> Values:
+        """Whether each stage is on two devices, which share its micro-batches."""
+        return np.isin(self.n.schedule, BOTH_WAYS)

@@ -23,8 +23,9 @@ from tiledask.plan.inputs.run import check_run, check_timed, check_trains, chunk
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.calibration import Calibration, calibration_of
+from tiledask.plan.timing.layer_time import PIECE, LayerTime
 from tiledask.plan.timing.step_estimate import StepEstimate
-from tiledask.plan.timing.step_time import PIECE, StepTime
+from tiledask.plan.timing.step_time import held_weights, reduction, update
 
 __all__ = ["StepEstimate", "calibrate", "estimate_step", "estimate_steps", "pipeline_seconds"]
 
@@ -90,7 +91,7 @@ def estimate_steps(
     known = calibration_of(cluster.device, recipe, **assumed, mixture=model.experts > 0)
     given: dict[str, Any] = {"model": model, "cluster": cluster, "recipe": recipe}
     given |= {"sequence": sequence, "calibration": known}
-    time = StepTime(**given, n=Numbers.of(*layouts))
+    time = LayerTime(**given, n=Numbers.of(*layouts))
     # of each layout [a layer of each kind, transfer, embedding, head, mean layer][PIECE, ways]
     kinds = (layer for *_, layer in time.kinds)
     pieces = *kinds, time.transfer(), time.embedding(), time.head(), time.mean_layer()
@@ -114,10 +115,10 @@ def estimate_steps(
     slowest, runs, fullest = map(np.array, zip(*stages, strict=True))
     m = np.array([layout.microbatches for layout in layouts])
     parts = dict(zip(PIECE, m * slowest.sum(2).T, strict=True))
-    work, held = slowest.sum(1).T, time.held(fullest)
-    parts["dp"] = time.reduction(held, fullest, work)
+    work, held = slowest.sum(1).T, held_weights(time, fullest)
+    parts["dp"] = reduction(time, held, fullest, work)
     parts["bubble"] = np.maximum(0.0, runs - m * work.sum(0))
-    parts["optimizer"] = time.optimizer(held)
+    parts["optimizer"] = update(time, held)
     rows = zip(*((known.scale * part).tolist() for part in parts.values()), strict=True)
     means = map(tuple, (known.scale * every[:, -1].sum(1)).tolist())
     return [

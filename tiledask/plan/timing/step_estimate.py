@@ -16,7 +16,7 @@ from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.tables import Part, Printable, table
 from tiledask.plan.timing.budget import Budget, budget
 from tiledask.plan.timing.calibration import Calibration, uncounted
-from tiledask.plan.timing.step_time import Parts
+from tiledask.plan.timing.step_time import PARTS
 from tiledask.plan.units import format_seconds
 
 __all__ = ["StepEstimate", "StepRow", "step_flops"]
@@ -65,9 +65,19 @@ with none named, 92 % lie in the band."""
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class StepEstimate(Parts, Printable):
-    """Seconds of one training step; the parts add up to ``total``."""
+class StepEstimate(Printable):
+    """Seconds of one training step on the stage that the others wait for; the parts add up to
+    ``total``. All of them but the first two and the last are waiting."""
 
+    compute: float  # products, attention core and element-wise kernels, forward and backward
+    recompute: float  # what the backward pass computes again
+    tp: float  # for tensor-parallel collectives
+    cp: float  # for keys and values of other pieces of the sequence
+    ep: float  # for tokens on their way to experts and back
+    pp: float  # for transfers between stages
+    dp: float  # for gradients (and ZeRO's weights) of the copies of the model, and of its stages
+    bubble: float  # of the slowest stage while the pipeline is not yet filled, or draining
+    optimizer: float  # updating the weights
     model: Model
     layout: Layout
     cluster: ClusterSpec
@@ -76,6 +86,11 @@ class StepEstimate(Parts, Printable):
     calibration: Calibration
     layer_seconds: tuple[float, float]
     """Seconds of one micro-batch in the mean layer, with its collectives: (forward, backward)."""
+
+    @cached_property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return sum(getattr(self, name) for name in PARTS)
 
     @cached_property
     def flops(self) -> float:
