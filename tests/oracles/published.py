@@ -27,7 +27,7 @@ from tiledask.plan.fitting.overhead import overhead_of
 from tiledask.plan.inputs.hardware import load_cluster
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.tables import MARKS, Console, Table
-from tiledask.plan.timing.calibration import holds, uncounted
+from tiledask.plan.timing.calibration import holds
 
 GROUPS: dict[str, dict[str, Any]] = shipped_json("published", "groups.json")
 """By key: the name, the goal, what a reader must know; of bytes also what devices show beside the
@@ -96,7 +96,7 @@ class PublishedGroup(NamedTuple):
 def group_of(key: str, rows: Iterable[PublishedRow]) -> PublishedGroup:
     """The group of that key."""
     known = GROUPS[key]
-    remark = known.get("remark", "").replace("$uncounted", uncounted("llama-3"))
+    remark = known.get("remark", "").replace("$uncounted", holds("llama-3").uncounted)
     goal = known.get("mean", float("inf")), known.get("worst")
     return PublishedGroup(known["name"], tuple(rows), *goal, remark)
 

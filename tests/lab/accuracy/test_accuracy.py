@@ -18,7 +18,7 @@ from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT, overhead_of
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.timing.calibration import uncounted
+from tiledask.plan.timing.calibration import holds
 from tiledask.plan.timing.step import estimate_step
 
 NOT_EXPLAINED = "bloom-206B-bf16-dp8tp4pp12mbs2-h128"
@@ -106,7 +106,7 @@ def test_every_time_that_is_claimed_has_room_or_its_row_says_that_it_has_none():
             if "memory is refused" in row.note:
                 model, layout, cluster, recipe, sequence, framework, *_ = run
                 fit = td.fits(model, layout, cluster, recipe, sequence, framework=framework)
-                saved = uncounted(fit.memory.recipe.framework)
+                saved = holds(fit.memory.recipe.framework).uncounted
                 refused[row.case] = bool(saved)
                 assert saved in " ".join(fit.notes)
                 assert saved in run.step().assumed

@@ -24,7 +24,7 @@ from tiledask.plan.inputs.recipes import CPU, NVME, Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
 from tiledask.plan.tables import Part, Printable
 from tiledask.plan.timing.budget import Checkpointing, checkpointing
-from tiledask.plan.timing.calibration import calibration_of, holds, uncounted
+from tiledask.plan.timing.calibration import calibration_of, holds
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
@@ -164,7 +164,8 @@ class Fit(Printable):
     @property
     def notes(self) -> tuple[str, ...]:
         """What runs saved that no ledger counts, and what is assumed of nodes that are not full."""
-        saved = uncounted(name := self.memory.recipe.framework) if self.on_enough == "no" else ""
+        name = self.memory.recipe.framework
+        saved = holds(name).uncounted if self.on_enough == "no" else ""
         had = (
             f"runs by {name} had room where this has none: not counted is {saved}" if saved else ""
         )
@@ -251,11 +252,6 @@ class Fix(Fit):
     def changed(self) -> tuple[str, ...]:
         """Names of the fields that differ; the number of micro-batches follows."""
         return tuple(n for n in changes(self.before.layout, self.layout) if n != "microbatches")
-
-    @property
-    def devices(self) -> int:
-        """Devices that it needs."""
-        return self.layout.devices
 
     @property
     def missing(self) -> int:

@@ -25,7 +25,7 @@ from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.timing.roofline import Rates
 
-__all__ = ["BESIDE", "Calibration", "Holds", "calibration_of", "holds", "uncounted"]
+__all__ = ["BESIDE", "Calibration", "Holds", "calibration_of", "holds"]
 
 OTHER = "other"
 """The entry of a file for devices that it does not name."""
@@ -52,6 +52,7 @@ class Holds(NamedTuple):
     # gradients wait in a bucket at most; 0: it gathers a layer
     live_weights: int = 0
     live_gradients: int = 0
+    uncounted: str = ""  # what runs by it saved of memory that no ledger counts
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -187,13 +188,9 @@ def holds(framework: str) -> Holds:
     >>> [holds(name).loss_bytes for name in ("", "megatron-2025", "hf-lora")]
     [6, 14, 16]
     """
-    memory = _file("framework", framework).get("memory", {}) if framework else {}
-    return Holds(**{key: int(n) for key, n in memory.items()})
-
-
-def uncounted(framework: str) -> str:
-    """What runs by ``framework`` saved of memory that no ledger counts."""
-    return str(_file("framework", framework).get("uncounted", "")) if framework else ""
+    every = _file("framework", framework) if framework else {}
+    memory = {key: int(n) for key, n in every.get("memory", {}).items()}
+    return Holds(**memory, uncounted=every.get("uncounted", ""))
 
 
 @cache

@@ -15,7 +15,7 @@ from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.tables import Part, Printable, table
 from tiledask.plan.timing.budget import Budget, budget
-from tiledask.plan.timing.calibration import Calibration, uncounted
+from tiledask.plan.timing.calibration import Calibration, holds
 from tiledask.plan.timing.step_time import PARTS
 from tiledask.plan.units import format_seconds
 
@@ -151,7 +151,7 @@ class StepEstimate(Printable):
         words += f": {self.within}, most of it: {max(doubts, key=doubts.get)}"  # type: ignore[arg-type]
         words += "; name yours, older ones take longer" if self.late else ""
         words += "".join(f"; {note}" for note in self.model.notes)
-        if saved := uncounted(known.framework):
+        if saved := holds(known.framework).uncounted:
             words += f"; its memory may be less than td.fits says, by {saved}"
         return words
 
