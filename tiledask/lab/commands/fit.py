@@ -15,9 +15,9 @@ from tiledask.lab.commands.options import Run
 from tiledask.lab.commands.request import Request, request_of, usual_batch
 from tiledask.plan.choosing.search import plan_table
 from tiledask.plan.fitting.fit import TIGHT, used
-from tiledask.plan.fitting.fixes import Search
+from tiledask.plan.fitting.fixes import fewest_devices
 from tiledask.plan.fitting.overhead import overhead_of
-from tiledask.plan.inputs.run import caches, check_timed, check_trains
+from tiledask.plan.inputs.run import caches, check_trains
 from tiledask.plan.tables import Part
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.plan.whole import whole_number
@@ -45,8 +45,7 @@ def run_fit(args: argparse.Namespace) -> Run:
         return (yield from _best(request))
     if request.layout is None:  # of what has no time model, served or offloaded
         if args.batch is not None or args.tokens is not None:
-            check_trains(request.recipe)
-            check_timed(request.recipe)
+            check_trains(request.recipe, timed=True)
         if least := fewest(request):
             options = shlex.join(least.options)
             request.notes.append(f"the layout on the fewest devices: {options}")
@@ -159,7 +158,7 @@ def fewest(request: Request, recipe: Any = None) -> Any:
     start = td.Layout(zero=3 if recipe.offloads_weights else 0)
     run = request.model, start, request.cluster, recipe, request.sequence
     fit = td.fits(*run, **request.by, cached=getattr(request.args, "cached", 0))
-    return Search(fit.memory, fit.cluster, fit.limits).fewest_devices()
+    return fewest_devices(fit.memory, fit.cluster, fit.limits)
 
 
 def _what_would(request: Request, plans: Any, would: dict[str, Any]) -> Iterator[Part]:

@@ -12,7 +12,7 @@ import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.plan.frameworks.exchange import FRAMEWORKS
 from tiledask.plan.inputs.load import ASSUMED
-from tiledask.plan.inputs.run import check_timed, check_trains
+from tiledask.plan.inputs.run import check_trains
 from tiledask.plan.tables import Part
 from tiledask.plan.timing.budget import budget
 from tiledask.plan.timing.calibration import calibration_of
@@ -95,8 +95,7 @@ class Request:
         """What --tokens, --export and --critique ask for of the layout; and into the result."""
         args = self.args
         if args.tokens is not None:
-            check_trains(self.recipe)
-            check_timed(self.recipe)
+            check_trains(self.recipe, timed=True)
         if step is not None:
             result |= {"step": step.to_dict(), "saving": saving.to_dict()}
         if step is not None and args.tokens is not None:

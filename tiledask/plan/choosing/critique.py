@@ -171,12 +171,14 @@ def _lines(fit: Fit) -> Iterator[tuple[str, bool, str]]:
     if fit.verdict == "no":
         return
     step, total = fit.step, fit.step.total
-    rows = {row.part: row for row in step.rows}
+    rows = {row["part"]: row for row in step.rows}
     for name, (most, what) in WAITS.items():
-        if (row := rows[name]).seconds > 0:
-            part = f"{100 * row.seconds / total:.1f} % of a step ({format_seconds(row.seconds)})"
-            rule = f"above {100 * most:.0f} % is a fault. Formula: {row.formula} ({row.source})"
-            yield name, row.seconds / total <= most, f"{part} is waiting for {what}; {rule}"
+        row, seconds = rows[name], rows[name]["seconds"]
+        if seconds > 0:
+            part = f"{100 * seconds / total:.1f} % of a step ({format_seconds(seconds)})"
+            rule = f"above {100 * most:.0f} % is a fault"
+            source = f"Formula: {row['formula']} ({row['source']})"
+            yield name, seconds / total <= most, f"{part} is waiting for {what}; {rule}. {source}"
     if layout.pp > 1:
         layers = fit.memory.model.layers
         counts = [layout.stage_layers(stage, layers) for stage in range(layout.pp)]

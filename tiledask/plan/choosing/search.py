@@ -23,7 +23,7 @@ from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, Layout, Numbers
 from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run, check_timed, check_trains
+from tiledask.plan.inputs.run import check_run, check_trains
 from tiledask.plan.tables import Part, Printable, Table, format_value, frame
 from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
 from tiledask.plan.timing.step import StepEstimate, estimate_step, estimate_steps
@@ -290,8 +290,7 @@ def considered(
     recipe = load_recipe(recipe or (named.trains if named else "mixed-adam-16"))
     meant, what = "is it a number of tokens?", "sequences"
     batch = whole_number("global_batch", global_batch, 1, MOST_OF_ANY, of=what, way_out=meant)
-    check_trains(recipe)
-    check_timed(recipe)
+    check_trains(recipe, timed=True)
     if not isinstance(space, Space):
         raise ConfigError(f"space is a td.Space, such as Space(tp=(1, 2)), got {short(space)}")
     sequence = check_run(model, Layout(), sequence)

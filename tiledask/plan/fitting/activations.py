@@ -18,12 +18,12 @@ from tiledask.plan.inputs.kinds import Saved
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
-from tiledask.plan.inputs.run import chunk_kinds
+from tiledask.plan.inputs.run import chunk_kinds, tokens_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.timing.calibration import holds
 
 __all__ = ["LayerBytes", "alive", "layer_bytes", "layer_costs"]
-__all__ += ["saved_tensors", "stages_in_flight", "tokens_of"]
+__all__ += ["saved_tensors", "stages_in_flight"]
 
 
 INPUTS = "attention input|attention output input|(shared )?mlp (input|product|activation output)"
@@ -143,13 +143,6 @@ def layer_costs(
         kept, whole = (layer_bytes(*run, again, kind, recipe) for again in (None, "none"))
         found.append(LayerBytes(kept, whole, stream + sum(flows[-2:]), sum(flows)))
     return tuple(found)
-
-
-def tokens_of(layout: Layout, sequence: int) -> tuple[int, int]:
-    """Tokens of a micro-batch on one device; and those of them outside tp's products."""
-    each = -(-sequence // layout.cp)
-    shards = layout.tp if layout.sequence_parallel else 1
-    return layout.microbatch * each, layout.microbatch * -(-each // shards)
 
 
 def stages_in_flight(

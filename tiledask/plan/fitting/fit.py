@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tiledask.plan.fitting.fixes import Search, change_of, changes
+from tiledask.plan.fitting.fixes import change_of, changes, fewest_devices, nearest
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits, Overhead
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -212,9 +212,9 @@ class Fit(Printable):
         devices at all (also by flash attention, sequence parallelism, cp, ep and chunks);
         ``missing`` says how many are lacking. None if it fits already or if nothing does.
         """
-        now, search = self.memory, Search(self.memory, self.cluster, self.limits)
-        for find in (search.nearest, search.fewest_devices) if self.verdict != "fits" else ():
-            if (layout := find()) is not None:
+        now = self.memory
+        for find in (nearest, fewest_devices) if self.verdict != "fits" else ():
+            if (layout := find(now, self.cluster, self.limits)) is not None:
                 memory = estimate_memory(now.model, layout, now.recipe, now.sequence)
                 fix = Fix(memory, self.cluster, self.own, self.by, self.why, before=self)
                 if fix.on_enough == "fits":

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.plan.fitting.activations import layer_costs, stages_in_flight, tokens_of
+from tiledask.plan.fitting.activations import layer_costs, stages_in_flight
 from tiledask.plan.fitting.terms import Terms, fullest, rows
 from tiledask.plan.inputs.layout import Layout, expert_slices
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import caches, check_held, check_run, item_parameters
+from tiledask.plan.inputs.run import caches, check_held, check_run, item_parameters, tokens_of
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.timing.calibration import holds

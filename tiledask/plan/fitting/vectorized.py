@@ -16,12 +16,12 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.arrays import Array, combinations, numbered
-from tiledask.plan.fitting.activations import LayerBytes, layer_costs, stages_in_flight, tokens_of
+from tiledask.plan.fitting.activations import LayerBytes, layer_costs, stages_in_flight
 from tiledask.plan.fitting.terms import Terms, fullest
 from tiledask.plan.inputs.layout import ITEMS, Layout, Numbers, expert_slices
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import ItemParameters, check_run, item_parameters
+from tiledask.plan.inputs.run import ItemParameters, check_run, item_parameters, tokens_of
 
 __all__ = ["ORDERS", "peaks"]
 

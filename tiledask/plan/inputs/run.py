@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.hardware import Device
-from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.weights import Weight
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import whole_number
 
-__all__ = ["ItemParameters", "caches", "check_held", "check_run", "check_timed", "check_trains"]
-__all__ += ["chunk_kinds", "item_parameters", "precision_of"]
+__all__ = ["ItemParameters", "caches", "check_held", "check_run", "check_trains"]
+__all__ += ["chunk_kinds", "item_parameters", "precision_of", "tokens_of"]
 
 
 LONGEST = 2**30
@@ -96,15 +96,6 @@ def check_held(recipe: Recipe, model: Model, layout: Layout) -> None:
         )
 
 
-def check_timed(recipe: Recipe) -> None:
-    """Refuse a recipe whose step has no time model."""
-    if recipe.places:
-        raise ConfigError(
-            f"recipe {recipe.name!r} offloads states to {' and '.join(recipe.places)}, and how "
-            f"long their way takes is not modelled; td.fits tells whether they have room"
-        )
-
-
 def chunk_kinds(model: Model, layout: Layout) -> list[tuple[int, ...]]:
     """How many layers of each of the model's kinds each chunk has, in model order."""
     ends = accumulate(layout.chunk_layers(model.layers), initial=0)
@@ -112,13 +103,25 @@ def chunk_kinds(model: Model, layout: Layout) -> list[tuple[int, ...]]:
     return [tuple(map(model.kind_of[a:b].count, kinds)) for a, b in pairwise(ends)]
 
 
-def check_trains(recipe: Recipe) -> None:
-    """Refuse a recipe that only serves."""
+def check_trains(recipe: Recipe, timed: bool = False) -> None:
+    """Refuse a recipe that only serves; if ``timed`` one whose step has no time model, too."""
     if not recipe.trains:
         raise ConfigError(
             f"recipe {recipe.name} keeps no gradients: it serves, and this is for training; use a "
             f"recipe such as 'mixed-adam-16'"
         )
+    if timed and recipe.places:
+        raise ConfigError(
+            f"recipe {recipe.name!r} offloads states to {' and '.join(recipe.places)}, and how "
+            f"long their way takes is not modelled; td.fits tells whether they have room"
+        )
+
+
+def tokens_of(n: Layout | Numbers, sequence: int) -> tuple[Any, Any]:
+    """Tokens of a micro-batch on one device; and those of them outside tp's products."""
+    each = -(-sequence // n.cp)
+    shards = 1 + (n.tp - 1) * n.sequence_parallel
+    return n.microbatch * each, n.microbatch * -(-each // shards)
 
 
 class ItemParameters(NamedTuple):

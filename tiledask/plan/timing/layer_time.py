@@ -22,6 +22,7 @@ from tiledask.plan.inputs.kinds import Core, LayerKind
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Numbers, expert_slices
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.inputs.run import tokens_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, exchange, p2p
@@ -89,13 +90,7 @@ class LayerTime:
     @cached_property
     def tokens(self) -> Values:
         """Tokens of a micro-batch on one device."""
-        return self.n.microbatch * ceil_div(self.sequence, self.n.cp)
-
-    @cached_property
-    def own_tokens(self) -> Values:
-        """Of them, those whose residual stream a device works on outside the products."""
-        each = ceil_div(ceil_div(self.sequence, self.n.cp), self.n.tp)
-        return np.where(self.n.sequence_parallel, self.n.microbatch * each, self.tokens)
+        return tokens_of(self.n, self.sequence)[0]
 
     def weight_products(self, weights: tuple[Weight, ...]) -> Array:
         """Seconds of all products with weights. Experts' are small: moving their weights comes on
@@ -180,9 +175,9 @@ class LayerTime:
         gradients of q, k, v joined 0, 2 | mixture: tokens sorted to their experts and back 4, 4
         short convolution 2, 3 | a mixer's gate 3, 5
         """
-        moved = np.zeros((2, 1))
+        moved, own_tokens = np.zeros((2, 1)), tokens_of(self.n, self.sequence)[1]
         for units, size, forward, backward, split, itemsize in kind.passes:
-            many = ceil_div(units, self.n.tp) * self.tokens if split else units * self.own_tokens
+            many = ceil_div(units, self.n.tp) * self.tokens if split else units * own_tokens
             each = size * (itemsize or self.recipe.compute_bytes)
             moved = moved + stacked(each * forward, each * backward) * many
         return moved / self.rates.memory
@@ -220,7 +215,8 @@ class LayerTime:
         if mixture:  # two exchanges of tokens each way: what is exposed of them is waited for, or
             # what the work of the opposite pass cannot hide
             others = stacked(compute[0], compute[1] + again)
-            token = self.model.imbalance * self.own_tokens * self.model.hidden * width
+            own_tokens = tokens_of(n, self.sequence)[1]
+            token = self.model.imbalance * own_tokens * self.model.hidden * width
             links = n.ep, expert_slices(n), self.cluster, known.exchange_share, known.most_nodes
             twice = 2 * exchange(token, self.model.top_k, *links)
             least = np.where(self.both_ways, SENDING, known.exposed["ep"]) * twice

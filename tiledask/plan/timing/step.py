@@ -19,7 +19,7 @@ from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run, check_timed, check_trains, chunk_kinds
+from tiledask.plan.inputs.run import check_run, check_trains, chunk_kinds
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.calibration import Calibration, calibration_of
@@ -78,8 +78,7 @@ def estimate_steps(
 ) -> list[StepEstimate]:
     """What `estimate_step` says of each of ``layouts``: their layers are timed together."""
     model, cluster, recipe = load_model(model), load_cluster(cluster), load_recipe(recipe)
-    check_trains(recipe)
-    check_timed(recipe)
+    check_trains(recipe, timed=True)
     for layout in layouts:
         sequence = check_run(model, layout, sequence)
         if layout.devices > cluster.devices:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import hypot
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.plan.data import shipped_json
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -19,7 +19,7 @@ from tiledask.plan.timing.calibration import Calibration, holds
 from tiledask.plan.timing.step_time import PARTS
 from tiledask.plan.units import format_seconds
 
-__all__ = ["StepEstimate", "StepRow", "step_flops"]
+__all__ = ["StepEstimate", "step_flops"]
 
 ACCOUNT: list[dict[str, str]] = shipped_json("step_parts.json")
 """Of each part of a step its formula and where that is from, in words."""
@@ -48,15 +48,6 @@ def step_flops(model: Model, sequences: int, sequence: int, frozen: bool = False
     ends = (1 + further) * model.hidden * model.vocab + 2 * further * model.hidden**2
     each = (4 if frozen else 6) * (layers + ends) + core
     return sequences * sequence * each
-
-
-class StepRow(NamedTuple):
-    """One line of the account of a step."""
-
-    part: str
-    seconds: float
-    formula: str
-    source: str
 
 
 OTHER_PROGRAMS = 0.35
@@ -168,8 +159,8 @@ class StepEstimate(Printable):
         return budget(tokens, self.tokens_per_second, devices, off, price, stretch)
 
     @property
-    def rows(self) -> tuple[StepRow, ...]:
-        """Where the time goes: part, seconds, formula, source."""
+    def rows(self) -> list[dict[str, Any]]:
+        """Where the time goes, part by part: its name, seconds, formula and source."""
         layout, both_ways = self.layout, self.layout.schedule in BOTH_WAYS
         words = {
             "s": self,
@@ -179,12 +170,12 @@ class StepEstimate(Printable):
             "replicas": "; and over the 2 devices of each stage, which nothing hides" * both_ways,
         }
         lines = [{key: text.format(**words) for key, text in row.items()} for row in ACCOUNT]
-        return tuple(StepRow(seconds=getattr(self, row["part"]), **row) for row in lines)
+        return [{"seconds": getattr(self, row["part"]), **row} for row in lines]
 
     def to_dict(self) -> dict[str, Any]:
         """Where the time of a step goes, as plain values for JSON."""
         names = ("mfu", "tokens_per_second", "assumed", "error")
-        facts = {"seconds": self.total, "parts": {row.part: row.seconds for row in self.rows}}
+        facts = {"seconds": self.total, "parts": {row["part"]: row["seconds"] for row in self.rows}}
         return facts | {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
@@ -211,9 +202,10 @@ class StepEstimate(Printable):
 
     def printed(self) -> Iterator[Part]:
         """Where the time of a step goes, and what is assumed."""
+        found = ((row["part"], row["seconds"], row["formula"]) for row in self.rows)
         rows = [
             {"part": part, "time": seconds, "share": seconds / self.total, "formula": formula}
-            for part, seconds, formula, _ in self.rows
+            for part, seconds, formula in found
             if seconds
         ]
         title = f"where the {format_seconds(self.total)} of a step go, MFU {100 * self.mfu:.1f} %"

@@ -15,7 +15,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Numbers, expert_copies, expert_slices
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_timed
+from tiledask.plan.inputs.run import check_trains
 from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, zero_passes
 from tiledask.plan.timing.layer_time import PIECE, LayerTime, products
@@ -190,7 +190,7 @@ def step_parts(
     [False, True]
     """
     recipe = load_recipe(recipe)
-    check_timed(recipe)
+    check_trains(recipe, timed=True)
     known = calibration_of(cluster.device, recipe, calibration, framework, model.experts > 0)
     time = LayerTime(model, cluster, n, recipe, sequence, known)
     names = [field.name for field in fields(Numbers) if field.name != "zero"]
