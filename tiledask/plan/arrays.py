@@ -39,15 +39,12 @@ def combinations(columns: Sequence[Array]) -> tuple[Array, Array]:
     return rows, which
 
 
-def numbered(column: Array, words: Sequence[str] = ()) -> Array:
-    """Words as whole numbers: by where they stand in ``words``, else -1; without ``words`` by
-    where they first stand in the column, and numbers as they are."""
-    if not words and column.dtype.kind in "bi":
+def numbered(column: Array) -> Array:
+    """Words as whole numbers, by where they first stand in the column; numbers as they are."""
+    if column.dtype.kind in "bi":
         return column.astype(np.int64)
     codes, code = np.full(column.shape, -1), 0
-    for code, word in enumerate(words):
-        codes[column == word] = code
-    while not words and codes.size and codes.min() < 0:
+    while codes.size and codes.min() < 0:
         codes[column == column.flat[codes.argmin()]] = code
         code += 1
     return codes

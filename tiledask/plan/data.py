@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterable
@@ -157,7 +158,8 @@ class Fields:
     def record(self, kind: type[T], *, whole: bool = True) -> T:
         """The dataclass ``kind``, each field read by its type, dataclasses within it too. Whole
         numbers are 1 or more where they must be there or are by default; a field's metadata may
-        have the "words" that it can be. ``whole``: nothing else is there."""
+        have the "words" that it can be, or the pattern and an example that text is "like".
+        ``whole``: nothing else is there."""
         values: dict[str, Any] = {}
         for field in fields(kind):  # type: ignore[arg-type]
             key, default = field.name, field.default
@@ -181,6 +183,9 @@ class Fields:
                 value = self.take(field.type if field.type in _READ else int, key, minimum=least)
             if value not in (words := field.metadata.get("words", (value,))):
                 raise self.fail(key, f"must be one of {words}, got {short(value)}")
+            pattern, example = field.metadata.get("like", ("(?s).*", ""))
+            if not re.fullmatch(pattern, f"{value}"):
+                raise self.fail(key, f"must be text such as {example!r}, got {short(value)}")
             values[key] = value
         if whole:
             self.done()

@@ -7,7 +7,7 @@ summa  134.2 MB  27.0 %          a table of which no number and no word is cut o
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from textwrap import wrap
 from typing import Any, TextIO
@@ -136,12 +136,12 @@ def frame(columns: Mapping[str, Any]) -> Any:
     return pd.DataFrame(columns)
 
 
+@dataclass(frozen=True)
 class Console:
     """Where parts are printed: standard output, as wide as the terminal is."""
 
-    def __init__(self, file: TextIO | None = None, width: int | None = None):
-        self.file = file
-        self.width = width or shutil.get_terminal_size().columns
+    file: TextIO | None = None
+    width: int = field(default_factory=lambda: shutil.get_terminal_size().columns)
 
     def print(self, *parts: Part) -> None:
         """Print each, at once."""

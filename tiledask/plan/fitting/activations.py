@@ -193,14 +193,16 @@ def alive(name: str, p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...
             states.add(tuple(now))
             if forward >= warmup:
                 now[v - 1 - (forward - warmup) % (p * v) // p] -= 1
-        return _fullest(np.array(list(states)))
-    # all others repeat themselves: more micro-batches only make the middle longer
-    return _counted(name, p, min(m, 4 * p * v + m % 2), v)[stage]
+        every = np.array(list(states))
+    else:  # repeats itself: more micro-batches only make the middle longer
+        every = _states(name, p, min(m, 4 * p * v + m % 2), v)[stage]
+    # those that no other reaches in every column
+    return tuple(sorted(tuple(every[n].tolist()) for n in unbeaten(-every)))
 
 
 @lru_cache(maxsize=256)
-def _counted(name: str, p: int, m: int, v: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Of each stage the fullest states that its actions lead through."""
+def _states(name: str, p: int, m: int, v: int) -> list[np.ndarray]:
+    """Of each stage the states that its actions lead through, a row each."""
     two, found = name in BOTH_WAYS, []
     built = layout_schedule(name, p * (1 if two else v), m, p)
     layout = Layout(pp=p, microbatches=m, schedule=name, interleave=v)
@@ -210,10 +212,5 @@ def _counted(name: str, p: int, m: int, v: int) -> list[tuple[tuple[int, ...], .
         place = built.microbatch[rows] % 2 if two else np.searchsorted(chunks, built.stage[rows])
         steps = np.zeros((len(kind), len(chunks)), np.int64)
         steps[np.arange(len(kind)), place] = np.array([1, -1, 0, -1])[kind]  # F, B, I, W
-        found.append(_fullest(np.cumsum(steps, axis=0)))
+        found.append(np.unique(np.cumsum(steps, axis=0), axis=0))
     return found
-
-
-def _fullest(states: np.ndarray) -> tuple[tuple[int, ...], ...]:
-    """The rows that no other row reaches in every column."""
-    return tuple(sorted(tuple(states[n].tolist()) for n in unbeaten(-states)))

@@ -53,7 +53,7 @@ def peaks(
     """
     columns = np.broadcast_arrays(*vars(Numbers(**fields)).values())
     n = {name: each.ravel() for name, each in zip(vars(Numbers()), columns, strict=True)}
-    if (numbered(n["schedule"], ORDERS) < 0).any():
+    if not np.isin(n["schedule"], ORDERS).all():
         raise ConfigError(f"schedule must be one of {ORDERS}, got {fields['schedule']!r}")
     most = np.zeros(n["dp"].size, np.int64)
     if most.size:

@@ -66,20 +66,12 @@ def export_config(
     sequence, made = check_run(model, layout, sequence), WRITTEN[framework]
     facts = {each.name: getattr(run, each.name) for run in (model, layout) for each in fields(run)}
     facts |= {"sequence": sequence, "batch": layout.sequences, "recipe": recipe.name}
+    facts["places"] = " and ".join(recipe.places)
+    facts["other_layers"] = bool(model.kinds or model.unchecked or model.more)
+    facts["head_copies"] = 0 if model.latent else layout.tp // model.kv_heads
     if hasattr(made, "facts"):
         facts |= made.facts(model, layout, sequence)
     parts, lost, said = written(made.TABLE, facts)
-    if places := " and ".join(recipe.places):
-        lost["offload"] = f"states offloaded to {places} are not written: add that by hand"
-    further = model.mtp_layers and framework != "megatron"
-    if (model.kinds or model.unchecked or model.more or further) and framework != "deepspeed":
-        other = "the text is of another model, so add them by hand"
-        lost["kinds"] = f"layers of such kinds as {model.name} has are not written: {other}"
-    heads, tp = model.kv_heads, layout.tp
-    if tp > heads and not model.latent:
-        copies = f"in Megatron-LM {tp // heads} ranks have copies of the same"
-        more = f"tp={tp} is more than the {heads} key-value heads: {copies}"
-        said = [*said, f"{more}; torchtitan and DeepSpeed take tp={heads} or less"]
     return Exported(framework, made.text(parts), lost, (*lost.values(), *said))
 
 

@@ -192,9 +192,7 @@ class _Script:
             if sure or before is None or "$" in before or value.startswith(before):
                 self.variables[name] = value
             self.behind[name] = self.behind.get(name, set()) | named | {name}
-        if re.match(r"exit\b", words) and len(self.blocks) > 1:  # that is for mistakes
-            self.blocks[-1].runs = self.blocks[-1].over = False
-        elif words.strip():
+        if words.strip():
             command = re.sub(r"\s(\d|&)?>>?\s*[^\s;|&<>]+|\d?>&\d", " ", self._filled(words))
             self.commands.append((command, named))
         return {"": True, "true": True, ":": True, "false": False}.get(words.strip())

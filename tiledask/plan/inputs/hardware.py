@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -52,7 +52,8 @@ class Device:
     multiprocessors: int = 0  # Units that each compute one tile of a matrix product; 0 if unknown
     calibration: str = "other"
     """The file of data/calibration/device with the shares of these numbers that programs reach."""
-    capability: str = ""  # Compute capability, such as "9.0"; empty if unknown
+    capability: str = field(default="", metadata={"like": (r"([0-9]+\.[0-9])?", "9.0")})
+    """Compute capability, such as "9.0"; empty if unknown."""
     clock: float = 0.0  # Boost clock in Hz; 0 if unknown, as are all the numbers below
     l2_bytes: int = 0
     l2_bytes_per_clock: int = 0  # What all multiprocessors together can read from L2 in a clock
@@ -62,6 +63,7 @@ class Device:
     shared_bytes: int = 0  # Shared memory of one multiprocessor
     block_shared_bytes: int = 0  # That one thread block can have, once it has opted in to more
     shared_bytes_per_clock: int = 0  # What one multiprocessor can read from its own in a clock
+    aliases: tuple[str, ...] = ()  # Other names
 
     @property
     def most_bytes(self) -> int:
@@ -143,7 +145,7 @@ MOST_DEVICES = 10**8
 
 def load_device(name: str) -> Device:
     """The shipped device ``name``; unknown names are a ConfigError."""
-    return _device(_find(name))
+    return _find(name).record(Device, whole=False)
 
 
 def load_cluster(spec: str | os.PathLike[str] | ClusterSpec) -> ClusterSpec:
@@ -190,7 +192,7 @@ def load_cluster(spec: str | os.PathLike[str] | ClusterSpec) -> ClusterSpec:
         near = _cluster(count, _find(nearest))
         same, shipped = near.device.memory_bytes == size, near.device.name
         name = shipped if same else match[2].replace(" ", "")
-        device = replace(near.device, name=name, memory_bytes=size, memory_mib=None)
+        device = replace(near.device, name=name, memory_bytes=size, memory_mib=None, aliases=())
         return replace(near, device=device, assumed=f"speed and links of {shipped}")
     if file or (len(text) < 4096 and Path(text).is_file()):
         fields = read(text)
@@ -217,18 +219,10 @@ def _shipped() -> dict[str, str]:
     return dict(pairs) | {name: name for name in files}
 
 
-def _device(fields: Fields) -> Device:
-    fields.take(tuple[str, ...], "aliases", ())
-    device = fields.record(Device, whole=False)
-    if not re.fullmatch(r"([0-9]+\.[0-9])?", device.capability):
-        rule = f"must be text such as '9.0', got {short(device.capability)}"
-        raise fields.fail("capability", rule)
-    return device
-
-
 def _cluster(devices: int, fields: Fields) -> ClusterSpec:
     """``devices`` of the device in ``fields``, in the nodes described there."""
-    device, size, links = _device(fields), fields.take(int, "devices_per_node"), []
+    device, links = fields.record(Device, whole=False), list[Link]()
+    size = fields.take(int, "devices_per_node")
     for key in ("within_node", "between_nodes"):
         described = fields.object(key)
         links.append(link := described.record(Link))
