@@ -180,7 +180,8 @@ class Fields:
                 value = tuple((name, numbers.take(float, name)) for name in numbers.values)
             else:
                 least = int(default in (MISSING, None) or (field.type is int and default > 0))
-                value = self.take(field.type if field.type in _READ else int, key, minimum=least)
+                typed: Any = field.type if field.type in _READ else int
+                value = self.take(typed, key, minimum=least)
             if value not in (words := field.metadata.get("words", (value,))):
                 raise self.fail(key, f"must be one of {words}, got {short(value)}")
             pattern, example = field.metadata.get("like", ("(?s).*", ""))

@@ -133,8 +133,10 @@ class Terms:
                 held[state.of] = dense, expert, shard
             dense, expert, shard = held[state.of]
             size = state.on_device(dense + expert, shard, layout.zero)
-            source = ZERO if np.all(_shards(state, layout)) else self.recipe.source
-            formula = _state_formula, state, layout, dense, expert
+            several = (layout.dp * layout.cp > 1) | (expert_copies(layout) > 1)
+            sharded = state.sharded(layout.zero) & several
+            source = ZERO if np.all(sharded) else self.recipe.source
+            formula = _state_formula, state, layout, sharded, dense, expert
             yield Term(state.tensor, state.moment, 1, size, formula, source)
 
     def _gathered(self) -> Iterator[Term]:
@@ -295,18 +297,13 @@ class Terms:
         )
 
 
-def _shards(state: State, layout: Layout | Numbers) -> Any:
-    return state.sharded(layout.zero) & ((layout.dp * layout.cp > 1) | (expert_copies(layout) > 1))
-
-
-def _state_formula(state: State, layout: Layout, dense: int, expert: int) -> str:
+def _state_formula(state: State, layout: Layout, sharded: bool, dense: int, expert: int) -> str:
     what = "parameters" if state.of == "parameters" else f"parameters of {state.of}"
     each = f"{state.bytes} B" + (f" / {state.per}" if state.per > 1 else "")
     copies = f"dp {layout.dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
     held = f"({copies} / ep {layout.ep})"
     if expert_slices(layout) != layout.tp:
         held = f"(tp {layout.tp} x {copies} / (ep {layout.ep} x expert_tp {layout.expert_tp}))"
-    sharded = bool(_shards(state, layout))
     formula = f"{each} x {dense:,} {what}" + f" / {copies}" * sharded
     if expert:
         formula += f" + {each} x {expert:,} of experts" + f" / {held}" * sharded

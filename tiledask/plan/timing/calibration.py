@@ -63,6 +63,8 @@ class Calibration:
     kernel: str
     framework: str
     why: str  # this framework is assumed
+    usual: bool = False  # it is the device's usual one: nobody named it
+    named: bool = True  # the asker did, or a step was measured; a recipe's is one of several
     # -- of the device
     product_share: dict[str, float]  # of the peak, by precision, in deep products; else as bf16
     product_depth: float  # the k at which a product reaches half of that
@@ -115,16 +117,6 @@ class Calibration:
         return (
             f"Calibration({self.name} ({self.why}), times {self.scale:.4g}, within {error:.0f} %)"
         )
-
-    @property
-    def usual(self) -> bool:
-        """Whether nothing named the framework: it is the device's usual one."""
-        return self.why.startswith("the default")
-
-    @property
-    def named(self) -> bool:
-        """Whether the asker did, or measured a step; a recipe's framework is one of several."""
-        return not self.why.startswith(("the default", "as recipe"))
 
     def holding(self, recipe: Recipe) -> Recipe:
         """``recipe`` with the memory of this framework."""
@@ -267,6 +259,7 @@ def calibration_of(
         return calibration
     if framework is not None and not isinstance(framework, str):
         raise ConfigError(f"framework is a name such as 'megatron-2025', got {framework!r:.40}")
+    usual, named = False, framework is not None
     kind = "mixture" if mixture else "fp8" if recipe.operand_bytes == 1 else "dense"
     if framework is not None:
         why = "as asked"
@@ -274,5 +267,5 @@ def calibration_of(
         framework, why = recipe.framework, f"as recipe {recipe.name} is"
     else:
         framework = _file("device", device.calibration)["framework"]
-        why = f"the default for {device.name}"
-    return _joined(device.calibration, framework, why, kind)
+        why, usual = f"the default for {device.name}", True
+    return replace(_joined(device.calibration, framework, why, kind), usual=usual, named=named)
