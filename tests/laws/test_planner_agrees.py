@@ -82,8 +82,8 @@ def drawn_case(number):
     peak = td.estimate_memory(model, layout, recipe, sequence).peak
     cluster = td.load_cluster(f"{layout.devices}x{draw.choice(('A100-80GB', 'A100-40GB'))}")
     over = overhead_of(layout)
-    sure = math.ceil(HALF * (peak + over.total)) - peak
-    borders = (-1, CUDA_CONTEXT - 1, CUDA_CONTEXT, over.total, sure - 1, sure)
+    sure = math.ceil(HALF * (peak + over)) - peak
+    borders = (-1, CUDA_CONTEXT - 1, CUDA_CONTEXT, over, sure - 1, sure)
     room = peak + borders[number % len(borders)]
     device = replace(cluster.device, memory_bytes=max(10**6, room))
     return model, layout, replace(cluster, device=device, devices_per_node=8), recipe, sequence

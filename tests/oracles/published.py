@@ -199,9 +199,9 @@ def _ours(run: PublishedRun, beside: str | None) -> float:
 def _beside(run: PublishedRun, framework: str, what: str | None) -> int:
     """Bytes that devices show beside the ledger's."""
     if what == "default":
-        return int(overhead_of(td.Layout(dp=run.layout.devices)).total)
+        return int(overhead_of(td.Layout(dp=run.layout.devices)))
     if what == "framework":
-        return int(overhead_of(td.Layout(), framework).total)
+        return int(overhead_of(td.Layout(), framework))
     if what == "allocator":  # what PyTorch's reserves: neither context nor NCCL
         return holds(framework).allocator_bytes
     return WORKSPACES if what == "workspaces" else 0

@@ -51,9 +51,9 @@ def test_zero3_degree_is_the_first_that_fits():
 
 
 def test_the_verdict_changes_at_the_borders_of_the_band_however_it_is_asked():
-    layout, budget = Layout(tp=2), overhead_of(Layout(tp=2)).total
+    layout, budget = Layout(tp=2), overhead_of(Layout(tp=2))
     rest = budget - CUDA_CONTEXT
-    sharded, alone = (overhead_of(Layout(dp=n, zero=3)).total for n in (2, 1))
+    sharded, alone = (overhead_of(Layout(dp=n, zero=3)) for n in (2, 1))
     assert sharded - alone == NCCL_BUFFERS
     space = Space((2,), (1,), zero=(0,), recompute=("none",), flash_attention=(False,))
     space = replace(space, sequence_parallel=(False,))

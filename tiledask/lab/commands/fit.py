@@ -158,13 +158,13 @@ def fewest(request: Request, recipe: Any = None) -> Any:
     start = td.Layout(zero=3 if recipe.offloads_weights else 0)
     run = request.model, start, request.cluster, recipe, request.sequence
     fit = td.fits(*run, **request.by, cached=getattr(request.args, "cached", 0))
-    return fewest_devices(fit.memory, fit.cluster, fit.limits)
+    return fewest_devices(fit.memory, fit.cluster, fit.own)
 
 
 def _what_would(request: Request, plans: Any, would: dict[str, Any]) -> Iterator[Part]:
     """Why none fits, and what would: more devices, or fewer states on them."""
     nearest, recipe, many = plans.best, request.recipe, request.cluster.devices
-    over = overhead_of(nearest.layout, plans.run.framework).total
+    over = overhead_of(nearest.layout, plans.run.framework)
     states = request.model.parameters * recipe.bytes_per_parameter
     yield (
         "no",

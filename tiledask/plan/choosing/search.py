@@ -15,7 +15,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.fitting.fit import Fit, fits
-from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits
+from tiledask.plan.fitting.overhead import VERDICTS, Overhead
 from tiledask.plan.fitting.space import COLUMNS, Columns, Space, layouts_of
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -135,8 +135,8 @@ class Plans(Sequence[Plan], Printable):
         layouts = {name: n[name] for name in COLUMNS}
         if "peak" not in n:
             n = layouts | {"peak": peaks(self.model, held, self.sequence, **layouts)}
-        limits = DeviceLimits.of(cluster.device, held)
-        verdict = limits.verdict(n["peak"], limits.overhead(Numbers(**layouts)))
+        over = Overhead.of(cluster.device, held, Numbers(**layouts))
+        verdict = over.verdict(n["peak"])
         seconds = np.full(len(verdict), np.inf)
         if len(inside := np.flatnonzero(verdict < 2)):
             some = Numbers(**{name: column[inside] for name, column in layouts.items()})

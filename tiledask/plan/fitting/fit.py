@@ -15,7 +15,7 @@ from typing import Any
 
 from tiledask.plan.fitting.fixes import change_of, changes, fewest_devices, nearest
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
-from tiledask.plan.fitting.overhead import VERDICTS, DeviceLimits, Overhead
+from tiledask.plan.fitting.overhead import VERDICTS, Overhead
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_cluster, load_model
@@ -59,12 +59,8 @@ class Fit(Printable):
         return self.cluster.device.memory_bytes
 
     @cached_property
-    def limits(self) -> DeviceLimits:
-        return DeviceLimits.of(self.cluster.device, self.memory.recipe, self.own)
-
-    @cached_property
     def overhead(self) -> Overhead:
-        return self.limits.overhead(self.layout)
+        return Overhead.of(self.cluster.device, self.memory.recipe, self.layout, self.own)
 
     @property
     def expected(self) -> int:
@@ -107,14 +103,14 @@ class Fit(Printable):
     @cached_property
     def on_enough(self) -> str:
         """The verdict if the cluster had as many devices as the layout needs."""
-        at = self.limits.verdict(self.memory.peak, self.overhead)
+        at = self.overhead.verdict(self.memory.peak)
         return "no" if self.lacking else VERDICTS[at]
 
     @property
     def shortfall(self) -> int:
         """Bytes by which the estimate and the CUDA context exceed a device's nominal capacity."""
         needed = self.memory.peak + self.overhead.context
-        return needed - self.capacity if needed > self.limits.most else 0
+        return needed - self.capacity if needed > self.overhead.most else 0
 
     @cached_property
     def reason(self) -> str:
@@ -214,7 +210,7 @@ class Fit(Printable):
         """
         now = self.memory
         for find in (nearest, fewest_devices) if self.verdict != "fits" else ():
-            if (layout := find(now, self.cluster, self.limits)) is not None:
+            if (layout := find(now, self.cluster, self.own)) is not None:
                 memory = estimate_memory(now.model, layout, now.recipe, now.sequence)
                 fix = Fix(memory, self.cluster, self.own, self.by, self.why, before=self)
                 if fix.on_enough == "fits":

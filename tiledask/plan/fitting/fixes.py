@@ -18,7 +18,7 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.plan.arrays import Array
 from tiledask.plan.fitting.memory import MemoryEstimate
-from tiledask.plan.fitting.overhead import DeviceLimits
+from tiledask.plan.fitting.overhead import Overhead
 from tiledask.plan.fitting.space import CHUNKS, SHAPE, Columns, Space, context_degrees, grid, shapes
 from tiledask.plan.fitting.vectorized import ORDERS, peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -51,7 +51,7 @@ def _start(own: Layout) -> Layout:
     return even if own.schedule in ORDERS else replace(even, schedule="1f1b", interleave=1)
 
 
-def nearest(memory: MemoryEstimate, cluster: ClusterSpec, limits: DeviceLimits) -> Layout | None:
+def nearest(memory: MemoryEstimate, cluster: ClusterSpec, own: int | None) -> Layout | None:
     """The fewest changes, of a field or of the global batch, on the cluster's devices; of these
     the batch kept, the least seconds of a sequence, the fewest devices, the order of FIELDS."""
     start = _start(memory.layout)
@@ -65,7 +65,7 @@ def nearest(memory: MemoryEstimate, cluster: ClusterSpec, limits: DeviceLimits) 
     level = moved.sum(axis=0) + other + (start != memory.layout)
     for each in range(1, len(FIELDS) + 3):
         at = np.flatnonzero(level == each)
-        at = at[_beyond(start, _rows(n, at), memory, limits) <= 0]
+        at = at[_beyond(start, _rows(n, at), memory, cluster, own) <= 0]
         some = _rows(n, at)
         devices = some["dp"] * some["tp"] * some["pp"]
         seconds = np.zeros(len(at))  # of a sequence; so where the time model knows none
@@ -114,13 +114,16 @@ def _neighbours(start: Layout, memory: MemoryEstimate, cluster: ClusterSpec) -> 
     return {name: np.broadcast_to(column, good.shape)[good] for name, column in n.items()}
 
 
-def _beyond(start: Layout, n: Columns, memory: MemoryEstimate, limits: DeviceLimits) -> Array:
-    """Bytes beyond the device's, of the start with these columns; 0 or less fits."""
+def _beyond(
+    start: Layout, n: Columns, memory: MemoryEstimate, cluster: ClusterSpec, own: int | None
+) -> Array:
+    """Bytes beyond the device's, of the start with these columns; 0 or less fits. ``own``: those
+    of the overhead that were given."""
     numbers = replace(Numbers.of(start), **n)
-    over = limits.overhead(numbers)
+    over = Overhead.of(cluster.device, memory.recipe, numbers, own)
     brought = (numbers.zero == 3) | (not memory.recipe.offloads_weights)
     found = peaks(memory.model, memory.recipe, memory.sequence, **vars(numbers))
-    return np.where(brought, found + over.total - limits.sure, 1)
+    return np.where(brought, found + over.total - over.sure, 1)
 
 
 def _layouts(start: Layout, n: Columns) -> Iterator[Layout]:
@@ -132,9 +135,7 @@ def _layouts(start: Layout, n: Columns) -> Iterator[Layout]:
                 yield layout
 
 
-def fewest_devices(
-    memory: MemoryEstimate, cluster: ClusterSpec, limits: DeviceLimits
-) -> Layout | None:
+def fewest_devices(memory: MemoryEstimate, cluster: ClusterSpec, own: int | None) -> Layout | None:
     """The layout on the fewest devices, however many the cluster has; of several the one that
     differs from the start in the fewest fields. A copy's work in a step stays."""
     start = _start(memory.layout)
@@ -143,7 +144,7 @@ def fewest_devices(
     unit = n["tp"] * n["pp"] * n["cp"] * step
 
     def beyond(at: Array, copies: Array) -> Array:
-        return _beyond(plain, _rows(n, at) | {"dp": copies * step[at]}, memory, limits)
+        return _beyond(plain, _rows(n, at) | {"dp": copies * step[at]}, memory, cluster, own)
 
     # one copy gathers nothing and has a smaller budget, so it stands apart; of more than one,
     # more never hold more

@@ -5,7 +5,6 @@
                                                                   left of the context:   "no"
 """
 
-from dataclasses import dataclass
 from functools import cache
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.timing.calibration import holds
 
-__all__ = ["VERDICTS", "DeviceLimits", "Overhead", "measured_over_estimated", "overhead_of"]
+__all__ = ["VERDICTS", "Overhead", "measured_over_estimated", "overhead_of"]
 
 VERDICTS = ("fits", "tight", "no")
 CUDA_CONTEXT, NCCL_BUFFERS = round(0.92 * 2**30), round(1.45 * 2**30)
@@ -26,26 +25,18 @@ BUCKETS = 2 * 5 * 10**8 * 2
 """Bytes of DeepSpeed's reduce_bucket_size and allgather_bucket_size, in half precision."""
 
 
-class Overhead(NamedTuple):
-    """Bytes per device that no tensor of the model accounts for; each one number, or a column."""
+def overhead_of(n: Layout | Numbers, framework: str = "") -> Any:
+    """Bytes of a layout, or of many, that no tensor accounts for: a CUDA context; NCCL's buffers
+    and buckets on several devices, no buckets where ZeRO-3 shards (what it gathers stands in the
+    ledger); and what the allocator of ``framework`` does not use.
 
-    context: Any  # The CUDA context, which no run is without
-    total: Any
-
-
-def overhead_of(n: Layout | Numbers, framework: str = "") -> Overhead:
-    """The budget of a layout, or of many: a CUDA context; NCCL's buffers and buckets on several
-    devices, no buckets where ZeRO-3 shards (what it gathers stands in the ledger); and what the
-    allocator of ``framework`` does not use.
-
-    >>> overhead_of(Layout(dp=8)).total - overhead_of(Layout()).total == NCCL_BUFFERS + BUCKETS
+    >>> overhead_of(Layout(dp=8)) - overhead_of(Layout()) == NCCL_BUFFERS + BUCKETS
     True
     """
     copies = n.dp * n.cp
     several = copies * n.tp * n.pp > 1
     buckets = BUCKETS * (several & ((n.zero < 3) | (copies == 1)))
-    rest = NCCL_BUFFERS * several + buckets + holds(framework).allocator_bytes
-    return Overhead(CUDA_CONTEXT, CUDA_CONTEXT + rest)
+    return CUDA_CONTEXT + NCCL_BUFFERS * several + buckets + holds(framework).allocator_bytes
 
 
 @cache
@@ -57,35 +48,38 @@ def measured_over_estimated(framework: str) -> tuple[float, ...]:
     return own if len(own) >= 10 else tuple(n for ratios in every.values() for n in ratios)
 
 
-@dataclass(frozen=True)
-class DeviceLimits:
-    """Bytes of a device that decide of a run: the one rule of `fits` and `search`."""
+class Overhead(NamedTuple):
+    """Bytes per device that no tensor of the model accounts for, each one number or a column, and
+    those that then decide of a run: the one rule of `fits` and `search`."""
 
+    context: Any  # The CUDA context, which no run is without
+    total: Any
     sure: int
     """Tensors and overhead up to which a run fits: the nominal capacity, or less where, as far off
     as the published rows, fewer than half of the runs would have room."""
     most: int
     """Tensors and context beyond which nothing fits: the nominal capacity, or for a framework that
     was named what the driver reports less NCCL's buffers, if that is more."""
-    framework: str = ""
-    own: int | None = None  # The overhead that was given; None: the usual one of each layout
 
     @classmethod
-    def of(cls, device: Device, recipe: Recipe, own: int | None = None) -> "DeviceLimits":
+    def of(
+        cls, device: Device, recipe: Recipe, n: Layout | Numbers, own: int | None = None
+    ) -> "Overhead":
+        """That of a layout, or of many, on ``device``; ``own``: the total that was given."""
         named, nominal = recipe.framework and not recipe.usual, device.memory_bytes
         reported = device.most_bytes if named else nominal
+        most = max(nominal, reported - NCCL_BUFFERS)
+        if own is not None:
+            return cls(0, own, nominal, most)
         half = median_low(measured_over_estimated(recipe.framework))
-        sure = min(nominal, int(reported / half)) if own is None else nominal
-        return cls(sure, max(nominal, reported - NCCL_BUFFERS), recipe.framework, own)
+        total = overhead_of(n, recipe.framework)
+        return cls(CUDA_CONTEXT, total, min(nominal, int(reported / half)), most)
 
-    def overhead(self, n: Layout | Numbers) -> Overhead:
-        return overhead_of(n, self.framework) if self.own is None else Overhead(0, self.own)
+    def verdict(self, peak: Any) -> Any:
+        """The place in VERDICTS of ``peak`` bytes of tensors beside this.
 
-    def verdict(self, peak: Any, over: Overhead) -> Any:
-        """The place in VERDICTS of ``peak`` bytes of tensors beside ``over``.
-
-        >>> limits = DeviceLimits(sure=1000, most=1050)
-        >>> [VERDICTS[limits.verdict(n, Overhead(10, 70))] for n in (930, 931, 1040, 1041)]
+        >>> over = Overhead(10, 70, sure=1000, most=1050)
+        >>> [VERDICTS[over.verdict(n)] for n in (930, 931, 1040, 1041)]
         ['fits', 'tight', 'tight', 'no']
         """
-        return (peak + over.context > self.most) * 1 + (peak + over.total > self.sure)
+        return (peak + self.context > self.most) * 1 + (peak + self.total > self.sure)
