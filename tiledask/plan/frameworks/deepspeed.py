@@ -51,5 +51,4 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         found.assumed.append(f"no {BATCH[1]}: 1 sequence assumed, or --microbatch")
     f["microbatch"] = size or 1
     f["batch"] = batch or f["dp"] * f["microbatch"] * (steps or 1)
-    layout = found.layout(f, (model.layers,), model.layers)
-    return found.imported(model, layout, f, "optimizer.type")
+    return found.imported(model, f, (model.layers,), "optimizer.type")

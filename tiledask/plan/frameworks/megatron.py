@@ -80,8 +80,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     if f["packed"]:
         f |= {"sequence": f["packed_tokens"] * f["cp"], "microbatch": 1}
     f["batch"] = f["dp"] * f["microbatch"] if f["batch"] == -1 else f["batch"]
-    layout = found.layout(f, _chunks(f, model.layers), model.layers)
-    return found.imported(model, layout, f, "optimizer")
+    return found.imported(model, f, _chunks(f, model.layers), "optimizer")
 
 
 def _flags(text: str) -> tuple[Settings, list[str], list[str]]:

@@ -165,7 +165,7 @@ class Read:
             )
         return self.devices // each
 
-    def layout(self, facts: Settings, sizes: Sequence[int], layers: int) -> Layout:
+    def _layout(self, facts: Settings, sizes: Sequence[int], layers: int) -> Layout:
         """The Layout of the facts, of chunks of ``sizes`` layers; no partition if they are even."""
         dp, microbatch, batch = facts["dp"], facts["microbatch"], facts["batch"]
         if not dp * microbatch or batch % (dp * microbatch):
@@ -186,9 +186,12 @@ class Read:
         plain = Layout(**own)
         return plain if is_even(plain, sizes) else Layout(**own, partition=(0, *accumulate(sizes)))
 
-    def imported(self, model: Model, layout: Layout, facts: Settings, optimizer: str) -> Imported:
-        """What was found. Of the names that nobody reads memory depends on those in "decides", and
-        nothing on the "harmless" ones. ``optimizer``: the name under which it stands."""
+    def imported(
+        self, model: Model, facts: Settings, sizes: Sequence[int], optimizer: str
+    ) -> Imported:
+        """What was found, in chunks of ``sizes`` layers. Of the names that nobody reads memory
+        depends on those in "decides", and nothing on the "harmless" ones. ``optimizer``: the name
+        under which it stands."""
         uncounted = []
         kind = str(self.get(optimizer, "Adam"))
         if "adam" in load_recipe(facts["recipe"]).name and "adam" not in kind.lower():
@@ -205,8 +208,9 @@ class Read:
         if left := [name for name in left if not re.fullmatch("|".join(harmless), name)]:
             self.assumed.append(f"not looked at: {', '.join(left)}")
         sequence = model.usual_sequence if facts["sequence"] == -1 else facts["sequence"]
-        said = (*uncounted, *self.assumed)
-        return Imported(model, layout, _altered(facts), sequence, said, facts.get("framework"))
+        said, by = (*uncounted, *self.assumed), facts.get("framework")
+        layout = self._layout(facts, sizes, model.layers)
+        return Imported(model, layout, _altered(facts), sequence, said, by)
 
 
 def _altered(facts: Settings) -> str | Recipe:

@@ -95,9 +95,8 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     size = size if f["size"] == -1 else f["size"]
     f["microbatch"] = size if f["pp"] > 1 else f["local"]
     f["schedule"], sizes = _stages(f, model.layers)
-    layout = found.layout(f, sizes, model.layers)
     f = found.facts("precision", **f, hsdp=1 < f["shards"] < f["dp"])
-    return found.imported(model, layout, f, "optimizer.name")
+    return found.imported(model, f, sizes, "optimizer.name")
 
 
 def _stages(f: Settings, layers: int) -> tuple[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,7 @@ class LayerTime:
         return self.calibration.rates(self.cluster.device, self.recipe)
 
     @cached_property
-    def tokens(self) -> Values:
+    def tokens(self) -> Any:
         """Tokens of a micro-batch on one device."""
         return tokens_of(self.n, self.sequence)[0]
 

@@ -160,8 +160,8 @@ def calibrate(
     why = f"scaled to a measured step, framework {step.calibration.why}"
     if framework is None:
         why += ": framework= names another"
-    own = {"errors": errors, "why": why, "usual": False, "named": True}
-    return replace(step.calibration, scale=seconds / step.total, **own)
+    scaled = replace(step.calibration, scale=seconds / step.total, errors=errors)
+    return replace(scaled, why=why, usual=False, named=True)
 
 
 def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]) -> float:

@@ -81,7 +81,7 @@ class StepEstimate(Printable):
     @cached_property
     def total(self) -> float:
         """Seconds of the step."""
-        return sum(getattr(self, name) for name in PARTS)
+        return float(sum(getattr(self, name) for name in PARTS))
 
     @cached_property
     def flops(self) -> float:

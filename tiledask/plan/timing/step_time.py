@@ -36,7 +36,7 @@ def held_weights(time: LayerTime, layers: Values) -> Array:
     """(dense, expert) weights on a device of a stage of ``layers`` layers and an embedding."""
     n, model = time.n, time.model
 
-    def count(weights: tuple[Weight, ...], experts: bool) -> Values:
+    def count(weights: tuple[Weight, ...], experts: bool) -> Any:
         slices = expert_slices(n) if experts else n.tp
         return sum(w.count(slices, n.ep) for w in weights if (w.copies > 1) == experts)
 
