@@ -58,9 +58,8 @@ def test_the_verdict_changes_at_the_borders_of_the_band_however_it_is_asked():
     space = Space((2,), (1,), zero=(0,), recompute=("none",), flash_attention=(False,))
     space = replace(space, sequence_parallel=(False,))
     # the first byte with which half of the published errors leave room
-    half = median_low(over_estimated(""))
     whole = peak(layout) + budget
-    sure = ceil(half * whole) - peak(layout) - CUDA_CONTEXT
+    sure = ceil(median_low(over_estimated("")) * whole) - peak(layout) - CUDA_CONTEXT
     borders = (-1, "no"), (0, "tight"), (rest, "tight"), (sure - 1, "tight"), (sure, "fits")
     for extra, verdict in borders:
         fleet = cluster(2, peak(layout) + CUDA_CONTEXT + extra)

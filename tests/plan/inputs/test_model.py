@@ -41,8 +41,7 @@ def test_tensor_parallel_shares_cover_the_model_and_copy_what_is_not_cut():
     for tp in (1, 2, 4, 8):
         cut = [w for w in model.layer if w.split]
         assert all(w.count(tp) * tp == w.count() for w in cut)
-    norms = sum(w.count(8) for w in model.layer if not w.split)
-    assert norms == 2 * 4096
+    assert sum(w.count(8) for w in model.layer if not w.split) == 2 * 4096
     key = next(w for w in model.layer if w.name == "key")
     assert key.count(16) == key.count(8) == 128 * 4096  # 8 heads on 16 devices: copied
     assert Weight("ffn", units=10, size=3).count(4) == 9  # the fullest of 3, 3, 3, 1

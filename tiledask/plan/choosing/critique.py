@@ -173,12 +173,11 @@ def _lines(fit: Fit) -> Iterator[tuple[str, bool, str]]:
     step, total = fit.step, fit.step.total
     rows = {row["part"]: row for row in step.rows}
     for name, (most, what) in WAITS.items():
-        row, seconds = rows[name], rows[name]["seconds"]
-        if seconds > 0:
+        if (seconds := rows[name]["seconds"]) > 0:
             part = f"{100 * seconds / total:.1f} % of a step ({format_seconds(seconds)})"
-            rule = f"above {100 * most:.0f} % is a fault"
-            source = f"Formula: {row['formula']} ({row['source']})"
-            yield name, seconds / total <= most, f"{part} is waiting for {what}; {rule}. {source}"
+            source = "Formula: {formula} ({source})".format_map(rows[name])
+            rule = f"above {100 * most:.0f} % is a fault. {source}"
+            yield name, seconds / total <= most, f"{part} is waiting for {what}; {rule}"
     if layout.pp > 1:
         layers = fit.memory.model.layers
         counts = [layout.stage_layers(stage, layers) for stage in range(layout.pp)]

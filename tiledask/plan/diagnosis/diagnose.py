@@ -76,6 +76,11 @@ class Diagnosis(Printable):
     plan: TimedSchedule | None  # the plan behind the trace; None if it cannot be told
 
     @property
+    def cause(self) -> str:
+        """The name of the cause that most of the idle time has."""
+        return self.causes[0].name
+
+    @property
     def idle_share(self) -> float:
         """idle / (devices x makespan), of the trace."""
         return self.idle / (self.devices * self.makespan)
@@ -131,7 +136,7 @@ class Diagnosis(Printable):
     def __repr__(self) -> str:
         return (
             f"Diagnosis({self.devices} devices, {self['schedule'].value or 'schedule unknown'}, "
-            f"{100 * self.idle_share:.1f} % idle, most of it {self.causes[0].name})"
+            f"{100 * self.idle_share:.1f} % idle, most of it {self.cause})"
         )
 
     def printed(self) -> Iterator[Part]:

@@ -29,7 +29,7 @@ from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
 
-__all__ = ["TIGHT", "Fit", "Fix", "fits", "used"]
+__all__ = ["TIGHT", "Fit", "fits", "used"]
 
 TIGHT = "tight: it fits without all of the overhead, or if the estimate is not too low"
 UNCHECKED = 0.25
@@ -48,6 +48,7 @@ class Fit(Printable):
     by: dict[str, Any] = field(default_factory=dict)
     """The ``calibration`` and ``framework`` that were named: those of the seconds of fixes."""
     why: str = "as its recipe is"  # Why the framework of the memory's recipe is assumed
+    before: "Fit | None" = None  # Of a fix the one that did not fit
 
     @property
     def layout(self) -> Layout:
@@ -76,11 +77,21 @@ class Fit(Printable):
         return f"run by {name} ({self.why}): {held.loss_bytes} B a logit at the loss, {more}"
 
     @property
+    def devices(self) -> int:
+        """Devices that it needs."""
+        return self.layout.devices
+
+    @property
+    def missing(self) -> int:
+        """Devices that the cluster lacks for it; 0 if it has enough."""
+        return max(0, self.devices - self.cluster.devices)
+
+    @property
     def few(self) -> str:
-        """How many devices the cluster lacks; empty if it has enough."""
-        need, there = self.layout.devices, self.cluster.devices
+        """How many devices the cluster lacks, in words; empty if it has enough."""
+        need, there = self.devices, self.cluster.devices
         words = f"the layout needs {need} devices ({self.layout}), the cluster has {there}"
-        return words * (need > there)
+        return words * bool(self.missing)
 
     @cached_property
     def lacking(self) -> str:
@@ -199,7 +210,7 @@ class Fit(Printable):
         return checkpointing(most, step or self.step.total, self.layout.devices, **given)
 
     @cached_property
-    def smallest_fix(self) -> "Fix | None":
+    def smallest_fix(self) -> "Fit | None":
         """The layout that fits on the cluster's devices with the fewest changes; of those the one
         that takes least time for a sequence, then the fewest devices.
 
@@ -212,7 +223,7 @@ class Fit(Printable):
         for find in (nearest, fewest_devices) if self.verdict != "fits" else ():
             if (layout := find(now, self.cluster, self.own)) is not None:
                 memory = estimate_memory(now.model, layout, now.recipe, now.sequence)
-                fix = Fix(memory, self.cluster, self.own, self.by, self.why, before=self)
+                fix = replace(self, memory=memory, before=self)
                 if fix.on_enough == "fits":
                     return fix
         return None
@@ -225,7 +236,29 @@ class Fit(Printable):
         return facts | {"smallest_fix": fix, "notes": list(self.notes)}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.verdict}: {self.reason})"
+        return f"Fit({self.verdict}: {self.reason})"
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Names of the fields in which a fix differs; the number of micro-batches follows."""
+        was = (self.before or self).layout
+        return tuple(name for name in changes(was, self.layout) if name != "microbatches")
+
+    def __str__(self) -> str:
+        """Of a fix what changes, what it takes and what is then held."""
+        if (was := self.before) is None:
+            return repr(self)
+        old, new, there = was.layout, self.layout, self.cluster.devices
+        few = f"it takes {new.devices}, {self.missing} more than the cluster has"
+        need = few if self.missing else f"{new.devices} of {there} devices"
+        if old.sequences != new.sequences:
+            need += f", the global batch goes from {old.sequences} to {new.sequences}"
+        with suppress(ValueError):  # of a recipe that does not train, or has no time model
+            each, before = (fit.step.total / fit.layout.sequences for fit in (self, was))
+            need += f", a sequence takes {each / before:.3g} times as long by estimate"
+        low, high, capacity = map(format_bytes, (self.memory.peak, self.expected, self.capacity))
+        change = change_of(old, new) or "no change but the number of devices"
+        return f"{change} ({need}): {low}, with overhead {high}, of {capacity} per device"
 
     def printed(self, speed: str = "") -> Iterator[Part]:
         """The verdict, the ledger by stage, and what would fit. ``speed``: a line on how fast."""
@@ -236,37 +269,6 @@ class Fit(Printable):
         best = self.smallest_fix
         if best is not None and self.on_enough != "fits":
             yield "smallest fix", f": {best}"
-
-
-@dataclass(frozen=True, repr=False)
-class Fix(Fit):
-    """Another layout that fits, near the one ``before``, and what changes."""
-
-    before: Fit = field(kw_only=True)
-
-    @property
-    def changed(self) -> tuple[str, ...]:
-        """Names of the fields that differ; the number of micro-batches follows."""
-        return tuple(n for n in changes(self.before.layout, self.layout) if n != "microbatches")
-
-    @property
-    def missing(self) -> int:
-        """Devices that the cluster lacks for it; 0 if it has enough."""
-        return max(0, self.layout.devices - self.cluster.devices)
-
-    def __str__(self) -> str:
-        """What changes, what it takes and what is then held."""
-        old, new, there = self.before.layout, self.layout, self.cluster.devices
-        few = f"it takes {new.devices}, {self.missing} more than the cluster has"
-        need = few if self.missing else f"{new.devices} of {there} devices"
-        if old.sequences != new.sequences:
-            need += f", the global batch goes from {old.sequences} to {new.sequences}"
-        with suppress(ValueError):  # of a recipe that does not train, or has no time model
-            each, before = (fit.step.total / fit.layout.sequences for fit in (self, self.before))
-            need += f", a sequence takes {each / before:.3g} times as long by estimate"
-        low, high, capacity = map(format_bytes, (self.memory.peak, self.expected, self.capacity))
-        change = change_of(old, new) or "no change but the number of devices"
-        return f"{change} ({need}): {low}, with overhead {high}, of {capacity} per device"
 
 
 def used(layout: Layout, devices: int) -> str:
