@@ -54,8 +54,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
         matrices = _matrices(found, f, model)
         found.assumed.append(f"adapters of rank {f['rank']} beside {', '.join(matrices)}")
         f["recipe"] = lora(f["rank"], matrices, f["recipe"])
-    layout = found.layout(f, (model.layers,), model.layers)
-    return found.imported(model, layout, f, "optim")
+    return found.imported(model, f, (model.layers,), "optim")
 
 
 def _settings(text: str) -> Settings:

@@ -23,6 +23,8 @@ _SIZE = re.compile(
 )
 _LIKE_A_SIZE = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?\s*[kmbt]", re.I)
 _UNITS = {"k": 3, "m": 6, "b": 9, "t": 12}
+TUNED = r"^meta-|-(instruct|chat|base|it|hf|fp16|bf16)(?=-|$)"
+"""What names on the hub have of models with the sizes of the one without it."""
 SMALLEST, LARGEST = 10**8, 10**14
 
 
@@ -31,15 +33,15 @@ def load_model(spec: str | os.PathLike[str] | Model) -> Model:
     back as it is.
 
     ``spec`` may also be the folder that holds the config.json; the name on the Hugging Face hub of
-    a shipped model; or a number of parameters, "175B", for a decoder of the usual shape, which its
-    ``source`` says. Nothing is downloaded. What cannot be counted exactly is a ConfigError that
-    names the file and the key.
+    a shipped model, or of one tuned from it, whose sizes are the same; or a number of parameters,
+    "175B", for a decoder of the usual shape, which its ``source`` says. Nothing is downloaded. What
+    cannot be counted exactly is a ConfigError that names the file and the key.
 
     >>> load_model("llama-3.1-70b").parameters
     70553706496
     >>> load_model("mixtral-8x7b").active_parameters
     12879925248
-    >>> load_model("meta-llama/Llama-3.1-8B").name
+    >>> load_model("meta-llama/Meta-Llama-3-8B-Instruct").name  # 3.1 has the sizes of 3
     'llama-3.1-8b'
     """
     if isinstance(spec, Model):
@@ -58,7 +60,7 @@ def load_model(spec: str | os.PathLike[str] | Model) -> Model:
         if not path.exists():
             raise ConfigError(f"{text}: the folder holds no config.json; name the file itself")
     elif re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) and not there and not file:
-        if not (shipped := _on_the_hub().get(text.lower(), "")):
+        if not (shipped := _on_the_hub().get(_untuned(text), "")):
             raise ConfigError(
                 f"{text} is no shipped model; its config.json can be read, too: hf download {text} "
                 f"config.json says where it is"
@@ -71,12 +73,18 @@ def load_model(spec: str | os.PathLike[str] | Model) -> Model:
     return model_from_config(read(path), name)
 
 
+def _untuned(name: str) -> str:
+    """The last part of a name on the hub, without what has no part in the sizes."""
+    plain = re.sub(TUNED, "", name.lower().rpartition("/")[2])
+    return plain.replace("llama-3-", "llama-3.1-")
+
+
 @cache
 def _on_the_hub() -> dict[str, str]:
-    """Name on the Hugging Face hub, as the sources say it, in small letters -> shipped name."""
+    """Name on the Hugging Face hub, as the sources say it, in short -> shipped name."""
     sources = {name: read_named("models", name).take(str, "source", "") for name in names("models")}
     found = ((n, re.match(r"config\.json of (\S+/\S+) on", text)) for n, text in sources.items())
-    return {match[1].lower(): name for name, match in found if match}
+    return {_untuned(match[1]): name for name, match in found if match}
 
 
 def _model_of_size(text: str) -> Model | None:
