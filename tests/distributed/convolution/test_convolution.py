@@ -2,7 +2,7 @@
 
 Holds `tiledask.distributed.convolution.layers`,
 `tiledask.plan.collectives.rows`, `tiledask.plan.program.making.convolutions` and
-`tiledask.tile.layers.windows`.
+`tiledask.tile.layers.conv`.
 """
 
 from itertools import accumulate, pairwise

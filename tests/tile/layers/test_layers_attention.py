@@ -1,7 +1,6 @@
 """Attention by heads: against loops, complex rotation, and split over devices by heads.
 
-Holds `tiledask.tile.layers.attention`, `tiledask.tile.layers.rotary`
-and `tiledask.tile.layers.composites`.
+Holds `tiledask.tile.layers.attention` and `tiledask.tile.layers.composites`.
 """
 
 import math

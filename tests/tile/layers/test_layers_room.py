@@ -223,7 +223,6 @@ CASES = {
     "mean pool, overlapping": unary(
         L.avg_pool2d, L.avg_pool2d_grad, (1, 2, 6, 5), size=(3, 2), stride=(1, 2), padding=UNEQUAL
     ),
-    "flatten": unary(L.flatten, L.flatten_grad, (2, 3, 2, 2)),
 }
 
 

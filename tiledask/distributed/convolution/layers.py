@@ -25,7 +25,7 @@ from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.products.placement import Shard, Shards
 from tiledask.plan.program.making.convolutions import WindowTerms
-from tiledask.tile.layers.windows import Pair, Sides, Windows, windows
+from tiledask.tile.layers.conv import Pair, Sides, Windows, windows
 
 __all__ = ["conv2d", "conv2d_grad"]
 

@@ -6,28 +6,30 @@
 
 A device that holds some of the query heads holds the kv heads that they look at, and its own map:
 of 8 heads over 2 kv heads, the device with query heads 3, 4 and 5 has both, with (0, 1, 1).
+
+Rotary positions turn pairs of a head's columns by an angle that grows with position:
+
+    columns   0  1 .. w/2-1 | w/2 .. w-1 | w .. e-1
+    pair      (j, j + w/2)  by position base^(-2j/w)     the rest passes
+
+Column j is paired with j + w/2, as in checkpoints of Hugging Face. The paper, Su et al.
+(arXiv:2104.09864), pairs 2j with 2j + 1: the same after a permutation of columns of wq and wk.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import Array, accumulator, array_namespace
+from tiledask.tile.backend import Array, accumulator, array_namespace, as_dtype, namespace, to_numpy
 from tiledask.tile.layers.by_name import layer, op
-from tiledask.tile.layers.operands import rounded, wide
-from tiledask.tile.layers.rotary import Angles, rotate
+from tiledask.tile.layers.operands import check_integers, rounded, wide
 
-__all__ = [
-    "attention",
-    "attention_grad",
-    "by_head",
-    "merged",
-    "shared_heads",
-    "softmax",
-    "softmax_grad",
-]
+__all__ = ["Angles", "attention", "attention_grad", "rotary_angles", "rotate", "rotate_grad"]
+__all__ += ["shared_heads", "softmax", "softmax_grad"]
 
 
 def shared_heads(query_heads: int, kv_heads: int) -> tuple[int, ...]:
@@ -44,17 +46,6 @@ def shared_heads(query_heads: int, kv_heads: int) -> tuple[int, ...]:
             f"of each query head: kv_of=(...), {query_heads} numbers"
         )
     return tuple(i // (query_heads // kv_heads) for i in range(query_heads))
-
-
-def by_head(x: Array, width: int) -> Array:
-    """[b, s, heads e] as [b, heads, s, e], with e = ``width``; a view."""
-    return x.reshape(*x.shape[:2], x.shape[2] // width, width).swapaxes(1, 2)
-
-
-def merged(x: Array) -> Array:
-    """[b, heads, s, e] as [b, s, heads e]: `by_head` undone."""
-    b, heads, s, e = x.shape
-    return x.swapaxes(1, 2).reshape(b, s, heads * e)
 
 
 @layer("x:*n -> *n", program=False)
@@ -84,12 +75,15 @@ def softmax_grad(dy: Array, y: Array) -> Array:
     return rounded(dx, dy)
 
 
+_Map = Sequence[int] | None
+
+
 @layer("q:bhse k:bgte v:bgtf -> bhsf", returns="p", program=False)
 def attention(
     q: Array,
     k: Array,
     v: Array,
-    kv_of: Sequence[int] | None = None,
+    kv_of: _Map = None,
     causal: bool = True,
     scale: float | None = None,
 ) -> tuple[Array, Array]:
@@ -105,8 +99,13 @@ def attention(
     >>> attention(one, one, one)[1]["p"][0, 0].tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    kv_of = _kv_of(q, k, kv_of)
-    p = _weights(q, k, kv_of, causal, scale)
+    xp, kv_of = array_namespace(q, k), _checked(kv_of, q, k)
+    scores = wide(q) @ _per_query(k, kv_of).swapaxes(-1, -2)
+    scores *= q.shape[-1] ** -0.5 if scale is None else scale
+    if causal:
+        s, t = scores.shape[-2:]
+        xp.copyto(scores, -np.inf, where=xp.arange(t) > xp.arange(s)[:, None])
+    p = rounded(_softmax_in(scores), q)
     return rounded(wide(p) @ _per_query(v, kv_of), q), p
 
 
@@ -117,11 +116,11 @@ def attention_grad(
     k: Array,
     v: Array,
     p: Array,
-    kv_of: Sequence[int] | None = None,
+    kv_of: _Map = None,
     scale: float | None = None,
 ) -> tuple[Array, Array, Array]:
     """(dq, dk, dv); a kv head's gradient is the sum over its query heads."""
-    kv_of = _kv_of(q, k, kv_of)
+    kv_of = _checked(kv_of, q, k)
     d, wide_p = wide(dy), wide(p)
     dp = d @ _per_query(v, kv_of).swapaxes(-1, -2)
     ds = softmax.backward(dp, wide_p)
@@ -132,7 +131,7 @@ def attention_grad(
     return rounded(dq, dy), rounded(dk, dy), rounded(dv, dy)
 
 
-def _kv_of(q: Array, k: Array, kv_of: Sequence[int] | None) -> tuple[int, ...]:
+def _checked(kv_of: _Map, q: Array, k: Array) -> tuple[int, ...]:
     heads, kv = q.shape[1], k.shape[1]
     kv_of = shared_heads(heads, kv) if kv_of is None else tuple(kv_of)
     if len(kv_of) != heads or not all(0 <= g < kv for g in kv_of):
@@ -141,19 +140,6 @@ def _kv_of(q: Array, k: Array, kv_of: Sequence[int] | None) -> tuple[int, ...]:
             f"{kv_of}"
         )
     return kv_of
-
-
-def _weights(
-    q: Array, k: Array, kv_of: tuple[int, ...], causal: bool, scale: float | None
-) -> Array:
-    xp = array_namespace(q, k)
-    scores = wide(q) @ _per_query(k, kv_of).swapaxes(-1, -2)
-    scores *= q.shape[-1] ** -0.5 if scale is None else scale
-    if causal:
-        s, t = scores.shape[-2:]
-        later = xp.arange(t) > xp.arange(s)[:, None]
-        xp.copyto(scores, -np.inf, where=later)
-    return rounded(_softmax_in(scores), q)
 
 
 def _per_query(x: Array, kv_of: tuple[int, ...]) -> Array:
@@ -170,17 +156,99 @@ def _summed(d: Array, kv_of: tuple[int, ...], kv_heads: int) -> Array:
     return array_namespace(d).stack([d[:, of].sum(axis=1) for of in heads], axis=1)
 
 
+# -- rotary positions ------------------------------------------------------------------------------
+
+
+class Angles(NamedTuple):
+    """What turns a head's columns: cosine and sine [tokens, w/2] of each angle."""
+
+    cos: Array
+    sin: Array
+
+    @property
+    def back(self) -> "Angles":
+        """What turns them back: a rotation's transpose is its inverse."""
+        return Angles(self.cos, -self.sin)
+
+
+def rotary_angles(
+    positions: Any,
+    width: int,
+    base: float = 10_000.0,
+    dtype: DTypeLike = "float32",
+    xp: str = "numpy",
+) -> Angles:
+    """The angles of tokens at ``positions`` [tokens], of heads whose first ``width`` columns turn.
+
+    Positions are any integers: a slice of a sequence begins where it begins. Angles are computed
+    in float64 and rounded to the accumulator of ``dtype`` only as sine and cosine, because float32
+    angles of far positions are wrong in the third digit.
+
+    >>> rotary_angles(np.arange(2), 4).sin.round(4).tolist()
+    [[0.0, 0.0], [0.8414999842643738, 0.009999999776482582]]
+    """
+    check_integers("positions", positions)
+    if positions.ndim != 1:
+        raise KernelError(f"positions are a row, one for each token, got {positions.shape}")
+    if width < 2 or width % 2:
+        raise KernelError(
+            f"columns turn in pairs, so width is 2, 4, ..., got {width}; for a head of odd width "
+            f"pass {max(2, width - 1)}: the rest passes"
+        )
+    frequencies = base ** (-2.0 * np.arange(width // 2) / width)
+    angles = to_numpy(positions)[:, None] * frequencies  # [tokens, width/2]
+    module, kind = namespace(xp), accumulator(as_dtype(dtype))
+    return Angles(*(module.asarray(f(angles).astype(kind)) for f in (np.cos, np.sin)))
+
+
+@layer("x:*te -> *te", program=False)
+def rotate(x: Array, angles: Angles) -> Array:
+    """x [..., tokens, e], turned.
+
+    >>> x = np.array([[1.0, 0.0]])
+    >>> rotate(x, rotary_angles(np.array([1]), 2, dtype="float64"))[0].round(4).tolist()
+    [[0.5403, 0.8415]]
+    """
+    tokens, half = angles.cos.shape
+    if x.shape[-2] != tokens or x.shape[-1] < 2 * half:
+        raise KernelError(
+            f"angles are of {tokens} tokens and {2 * half} columns, got x {x.shape}, whose last "
+            f"axes are tokens and columns; make rotary_angles of the positions of x"
+        )
+    wider, (cos, sin) = wide(x), angles
+    left, right, rest = wider[..., :half], wider[..., half : 2 * half], wider[..., 2 * half :]
+    turned = [left * cos - right * sin, left * sin + right * cos, rest]
+    return rounded(array_namespace(x).concatenate(turned, axis=-1), x)
+
+
+@rotate.grad
+def rotate_grad(dy: Array, angles: Angles) -> Array:
+    """dx: dy turned back."""
+    dx: Array = rotate.forward(dy, angles.back)
+    return dx
+
+
 # -- of q, k and v side by side, as programs have them ---------------------------------------------
 
 _Heads = tuple[int, int, int]
 """Query heads and kv heads here, and the columns of each."""
 
 
-def _split(qkv: Array, heads: _Heads) -> tuple[Array, Array, Array]:
+def by_head(x: Array, width: int) -> Array:
+    """[b, s, heads e] as [b, heads, s, e], with e = ``width``; a view."""
+    return x.reshape(*x.shape[:2], x.shape[2] // width, width).swapaxes(1, 2)
+
+
+def merged(x: Array) -> Array:
+    """[b, heads, s, e] as [b, s, heads e]: `by_head` undone."""
+    b, heads, s, e = x.shape
+    return x.swapaxes(1, 2).reshape(b, s, heads * e)
+
+
+def _split(qkv: Array, heads: _Heads) -> tuple[Array, ...]:
     query, kv, width = heads
     ends = [0, query * width, (query + kv) * width, (query + 2 * kv) * width]
-    q, k, v = (by_head(qkv[..., ends[i] : ends[i + 1]], width) for i in range(3))
-    return q, k, v
+    return tuple(by_head(qkv[..., a:b], width) for a, b in pairwise(ends))
 
 
 @op
@@ -199,19 +267,15 @@ def _attention_grad(
     return array_namespace(dc).concatenate([merged(each) for each in found], axis=-1)
 
 
-def _rotated(turn: Callable[..., Array], x: Array, angles: Angles, heads: _Heads) -> Array:
+@op
+def _rotate(qkv: Array, angles: Angles, heads: _Heads) -> Array:
     """q and k turned, and v as it is."""
     query, kv, width = heads
     n = (query + kv) * width
-    turned = merged(turn(by_head(x[..., :n], width), angles))
-    return array_namespace(x).concatenate([turned, x[..., n:]], axis=-1)
-
-
-@op
-def _rotate(qkv: Array, angles: Angles, heads: _Heads) -> Array:
-    return _rotated(rotate.forward, qkv, angles, heads)
+    turned = merged(rotate.forward(by_head(qkv[..., :n], width), angles))
+    return array_namespace(qkv).concatenate([turned, qkv[..., n:]], axis=-1)
 
 
 @op
 def _rotate_grad(dy: Array, angles: Angles, heads: _Heads) -> Array:
-    return _rotated(rotate.backward, dy, angles, heads)
+    return _rotate(dy, angles.back, heads)

@@ -21,10 +21,11 @@ from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.operands import check, rounded, wide
 
-__all__ = ["KERNELS", "LayerPair", "RankPart", "Saved", "layer", "op"]
+__all__ = ["KERNELS", "LayerPair", "RankPart", "Saved", "layer", "op", "part_grad"]
 
 Saved = dict[str, Any]
 """What a gradient reads, by name."""
+_Saves = dict[str, Callable[[Saved], Any]]
 _WEIGHTS = ("w", "b")
 """Operands that are not saved: a device that gathers its weights passes them again."""
 
@@ -59,22 +60,16 @@ class LayerPair:
     `grad` adds a gradient, of dy, what was saved, and the weights. Made by `layer`.
     """
 
+    backward: Callable[..., Any]
+    """The kernel of its gradient."""
+
     def __init__(
-        self,
-        forward: Callable[..., Any],
-        shapes: str,
-        returns: str,
-        saves: dict[str, Callable[[Saved], Any]],
-        program: bool,
+        self, forward: Callable[..., Any], shapes: str, returns: str, program: bool, saves: _Saves
     ) -> None:
-        operands, _, y = shapes.partition(" -> ")
-        self.forward, self.shapes, self.dy = forward, operands, y
-        self.saves, self.program = saves, program
+        self.forward, self.program, self.saves = forward, program, saves
+        self.shapes, _, self.dy = shapes.partition(" -> ")
         self.results = ("y", *returns.split())
-        self.operands = tuple(signature(forward).parameters)
-        self.reads: dict[str, None] = {}
-        self.backward: Callable[..., Any] = forward
-        """The kernel of its gradient, once there is one."""
+        self.operands, self.reads = tuple(signature(forward).parameters), set[str]()
         update_wrapper(self, forward)
         self.__doc__ = f"(y, saved): {forward.__doc__}"
         if program:
@@ -84,32 +79,30 @@ class LayerPair:
         given = dict(zip(self.operands, arrays, strict=False), **options)
         check(self.shapes, given)
         found = self.forward(*arrays, **options)
-        if len(self.results) == 1:
-            found = (found,)
-        for name, value_of in self.saves.items():
-            given[name] = value_of(given)
-        given.update(zip(self.results, found, strict=True))
-        return found[0], {name: given[name] for name in self.reads if name in given}
-
-    def __repr__(self) -> str:
-        return f"<layer {self.forward.__name__}>"
+        found = found if len(self.results) > 1 else (found,)
+        more = {name: value_of(given) for name, value_of in self.saves.items()}
+        given |= more | dict(zip(self.results, found, strict=True))
+        return found[0], {name: value for name, value in given.items() if name in self.reads}
 
     def __reduce__(self) -> str:
         return self.forward.__name__  # it is the module's own object of that name
 
     def grad(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         """f_grad(dy, saved, weights...) of the kernel ``backward``."""
-        wanted = [name for name in signature(backward).parameters if name != "dy"]
         shapes, self.backward = f"{self.shapes} dy:{self.dy}", backward
-        self.reads |= dict.fromkeys(name for name in wanted if name not in _WEIGHTS)
+        parameters = signature(backward).parameters.values()
+        reads = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+        if len(reads) < len(parameters):  # it takes all options
+            arrays = {each.partition(":")[0] for each in self.shapes.split()}
+            reads |= set(self.operands) - arrays
+        self.reads |= reads - {"dy", *_WEIGHTS}
         if self.program:
             op(backward)
 
         def f_grad(dy: Array, saved: Saved, *weights: Array) -> Any:
-            given = dict(saved, dy=dy)
-            given.update(zip(_WEIGHTS, weights, strict=False))
+            given = saved | dict(zip(_WEIGHTS, weights, strict=False), dy=dy)
             check(shapes, given)
-            return backward(dy, **{name: given[name] for name in wanted if name in given})
+            return backward(**{name: value for name, value in given.items() if name in reads})
 
         f_grad.__module__, f_grad.__doc__ = backward.__module__, backward.__doc__
         f_grad.__name__ = f_grad.__qualname__ = backward.__name__
@@ -117,10 +110,7 @@ class LayerPair:
 
 
 def layer(
-    shapes: str,
-    returns: str = "",
-    program: bool = True,
-    **saves: Callable[[Saved], Any],
+    shapes: str, returns: str = "", program: bool = True, **saves: Callable[[Saved], Any]
 ) -> Callable[[Callable[..., Any]], LayerPair]:
     """Make a `LayerPair` of a forward kernel.
 
@@ -128,12 +118,11 @@ def layer(
     returns after y; ``saves`` gives what else to save; with ``program`` programs call the kernels
     by their names.
     """
-    return lambda forward: LayerPair(forward, shapes, returns, saves, program)
+    return lambda forward: LayerPair(forward, shapes, returns, program, saves)
 
 
 # -- kernels that move and add --------------------------------------------------------------------
 
-_Part = RankPart | tuple[int, int, int]
 
 KERNELS |= {
     "add": lambda x, y: rounded(wide(x) + wide(y), x),
@@ -149,11 +138,11 @@ KERNELS |= {
 
 
 @op
-def _part_grad(dy: Array, dim: int, at: _Part) -> Array:
-    part = RankPart(*at)
-    shape = (*dy.shape[:dim], part.extent, *dy.shape[dim + 1 :])
-    dx = array_namespace(dy).zeros(shape, dy.dtype)
-    dx[(slice(None),) * dim + (part.here,)] = dy
+def part_grad(dy: Array, dim: int, at: tuple[int, int, int]) -> Array:
+    """Zeros, and dy at a part of a dimension."""
+    start, stop, extent = at
+    dx = array_namespace(dy).zeros((*dy.shape[:dim], extent, *dy.shape[dim + 1 :]), dy.dtype)
+    dx[(slice(None),) * dim + (slice(start, stop),)] = dy
     return dx
 
 
@@ -163,22 +152,20 @@ def _cut(x: Array, widths: tuple[int, ...]) -> tuple[Array, ...]:
     return tuple(xp.ascontiguousarray(x[..., a:b]) for a, b in pairwise(ends))
 
 
-@op
-def _columns(*arrays: Array, columns: tuple[tuple[int, int], ...]) -> Array:
-    parts = [x[..., a:b].reshape(-1) for x in arrays for a, b in columns]
-    return array_namespace(*parts).concatenate(parts)
+_Columns = tuple[tuple[int, int], ...]
 
 
 @op
-def _put_columns(
-    flat: Array, *arrays: Array, columns: tuple[tuple[int, int], ...]
-) -> tuple[Array, ...]:
+def _columns(*arrays: Array, columns: _Columns) -> Array:
+    return _pack(*(x[..., a:b] for x in arrays for a, b in columns))
+
+
+@op
+def _put_columns(flat: Array, *arrays: Array, columns: _Columns) -> tuple[Array, ...]:
     made, at = tuple(x.copy() for x in arrays), 0
-    for x in made:
-        for a, b in columns:
-            view = x[..., a:b]
-            view[...] = flat[at : at + view.size].reshape(view.shape)
-            at += view.size
+    for view in (x[..., a:b] for x in made for a, b in columns):
+        view[...] = flat[at : at + view.size].reshape(view.shape)
+        at += view.size
     return made
 
 

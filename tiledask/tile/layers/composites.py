@@ -13,37 +13,29 @@ where they are there. A device that holds some heads, or some inner columns, and
 last matrix, computes its term of the sum.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tiledask.errors import KernelError
+from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import HALVES, Array, array_namespace
 from tiledask.tile.epilogue import ACTIVATIONS as ENDINGS
-from tiledask.tile.layers.attention import attention, by_head, merged, shared_heads
-from tiledask.tile.layers.by_name import Saved
-from tiledask.tile.layers.elementwise import find_activation, swiglu
-from tiledask.tile.layers.linear import Arrays, apply, apply_grad, check_weights, fuse, linear
+from tiledask.tile.layers.attention import Angles, shared_heads
+from tiledask.tile.layers.by_name import KERNELS, Saved
+from tiledask.tile.layers.elementwise import find_activation
+from tiledask.tile.layers.linear import linear
 from tiledask.tile.layers.operands import by_token, check, rounded, wide
 from tiledask.tile.layers.random import Parameter, matrix
-from tiledask.tile.layers.rotary import Angles, rotate
 from tiledask.tile.product import matmul
 from tiledask.tile.table import kernels
 
-__all__ = [
-    "Heads",
-    "fuse_gate_up",
-    "fuse_qkv",
-    "mlp",
-    "mlp_grad",
-    "mlp_parameters",
-    "self_attention",
-    "self_attention_grad",
-    "self_attention_parameters",
-    "swiglu_mlp",
-    "swiglu_mlp_grad",
-    "swiglu_mlp_parameters",
-]
+__all__ = ["Heads", "fuse_gate_up", "fuse_qkv", "mlp", "mlp_grad", "mlp_parameters"]
+__all__ += ["self_attention", "self_attention_grad", "self_attention_parameters"]
+__all__ += ["swiglu_mlp", "swiglu_mlp_grad", "swiglu_mlp_parameters"]
 
+Arrays = dict[str, Array]
+"""Arrays by name: weight w<name> and bias b<name>."""
 _HOPPER = "wgmma_ws_persistent"
 
 
@@ -86,12 +78,8 @@ def self_attention_parameters(
     >>> {n: p.shape for n, p in self_attention_parameters(16, Heads(4, 2, 4), fused=True).items()}
     {'wqkv': (16, 32), 'wo': (16, 16)}
     """
-    columns = heads.columns
-    into = {"qkv": sum(columns.values())} if fused else columns
-    made: dict[str, Parameter] = {}
-    for name, count in into.items():
-        made |= matrix(name, hidden, count, bias)
-    return made | matrix("o", columns["q"], hidden, bias)
+    inputs = _matrices(hidden, heads.columns, "qkv" if fused else "", bias)
+    return inputs | matrix("o", heads.columns["q"], hidden, bias)
 
 
 def self_attention(
@@ -111,48 +99,31 @@ def self_attention(
     [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]]
     """
     check("x:bsh", {"x": x})
-    columns = heads.columns
-    names = {"qkv": sum(columns.values())} if "wqkv" in weights else columns
-    check_weights(weights, [*names, "o"])
-    for name, count in names.items():
-        if (got := weights[f"w{name}"].shape[-1]) != count:
-            raise KernelError(
-                f"w{name} has {count} columns for {heads.query} query and {heads.kv} kv heads of "
-                f"{heads.width}, got {got}; slice it by heads"
-            )
-    parts = [apply(x, weights, name) for name in names]
-    if len(parts) == 1:  # fused
-        end, kv = columns["q"], columns["k"]
-        both = parts[0]
-        parts = [both[..., :end], both[..., end : end + kv], both[..., end + kv :]]
-    q, k, v = (by_head(part, heads.width) for part in parts)
+    names = ["qkv"] if "wqkv" in weights else [*heads.columns]
+    _check_weights(weights, *names, "o")
+    options = {"heads": (heads.query, heads.kv, heads.width), "kv_of": heads.kv_of, "scale": scale}
+    qkv = _project(x, weights, heads.columns, "qkv")
     if angles is not None:
-        q, k = rotate.forward(q, angles), rotate.forward(k, angles)
-    c, p = attention.forward(q, k, v, heads.kv_of, causal, scale)
-    c = merged(c)
-    core = {"q": q, "k": k, "v": v, "p": p, "kv_of": heads.kv_of, "scale": scale}
-    return apply(c, weights, "o"), {"x": x, "c": c, "core": core, "angles": angles}
+        qkv = KERNELS["rotate"](qkv, angles, options["heads"])
+    c, p = KERNELS["attention"](qkv, **options, causal=causal)
+    core = options | {"qkv": qkv, "p": p}
+    return _apply(c, weights, "o"), {"x": x, "c": c, "core": core, "angles": angles, "by": heads}
 
 
 def self_attention_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Arrays]:
     """(dx, the gradient of each weight by its name)."""
     grads: Arrays = {}
-    angles, core = saved["angles"], saved["core"]
-    dc = apply_grad(dy, saved["c"], weights, "o", grads)
-    dq, dk, dv = attention.backward(by_head(dc, core["v"].shape[-1]), **core)
-    if angles is not None:
-        dq, dk = rotate.backward(dq, angles), rotate.backward(dk, angles)
-    parts = {"q": merged(dq), "k": merged(dk), "v": merged(dv)}
-    if "wqkv" in weights:
-        parts = {"qkv": array_namespace(dq).concatenate(list(parts.values()), axis=-1)}
-    terms = [apply_grad(part, saved["x"], weights, name, grads) for name, part in parts.items()]
-    dx = sum(map(wide, terms[1:]), start=wide(terms[0]))
-    return rounded(dx, dy), grads
+    dc = _apply_grad(dy, saved["c"], weights, "o", grads)
+    d = KERNELS["attention_grad"](dc, **saved["core"])
+    if saved["angles"] is not None:
+        d = KERNELS["rotate_grad"](d, saved["angles"], saved["core"]["heads"])
+    columns = saved["by"].columns
+    return _project_grad(d, saved["x"], weights, columns, "qkv", grads), grads
 
 
 def fuse_qkv(weights: Arrays) -> Arrays:
     """The same weights with wq, wk, wv (and bq, bk, bv) side by side, as wqkv (bqkv)."""
-    return fuse(weights, ("q", "k", "v"), "qkv")
+    return _fuse(weights, ("q", "k", "v"), "qkv")
 
 
 # -- feed-forward ----------------------------------------------------------------------------------
@@ -179,34 +150,27 @@ def mlp(x: Array, weights: Arrays, activation: str = "gelu") -> tuple[Array, Sav
     >>> mlp(np.array([[-3.0]]), w, "relu")[0].tolist()
     [[3.0]]
     """
-    check_weights(weights, ["_1", "_2"])
+    _check_weights(weights, "_1", "_2")
     w, b = weights["w_1"], weights.get("b_1")
     xp, bent = check("x:*h w:hi b:i", {"x": x, "w": w, "b": b}), find_activation(activation)
     if activation in ENDINGS and x.size and w.size:
         flat, shape = by_token(x), (*x.shape[:-1], w.shape[1])
         g, z = (xp.empty((flat.shape[0], w.shape[1]), x.dtype) for _ in range(2))
         hopper = x.dtype.name in HALVES and xp.__name__ == "cupy" and kernels[_HOPPER].available
-        matmul(
-            flat,
-            w,
-            _HOPPER if hopper else "blas",
-            out=g,
-            bias=b,
-            activation=activation,
-            preactivation=z,
-        )
+        kernel = _HOPPER if hopper else "blas"
+        matmul(flat, w, kernel, out=g, bias=b, activation=activation, preactivation=z)
         g, of_bent = g.reshape(shape), {"x": z.reshape(shape)}
     else:
         g, of_bent = bent(linear.forward(x, w, b))
-    return apply(g, weights, "_2"), {"x": x, "g": g, "bent": of_bent, "activation": activation}
+    return _apply(g, weights, "_2"), {"x": x, "g": g, "bent": of_bent, "activation": activation}
 
 
 def mlp_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Arrays]:
     """(dx, the gradient of each weight by its name)."""
     grads: Arrays = {}
-    dg = apply_grad(dy, saved["g"], weights, "_2", grads)
+    dg = _apply_grad(dy, saved["g"], weights, "_2", grads)
     dz = find_activation(saved["activation"]).backward(dg, **saved["bent"])
-    return apply_grad(dz, saved["x"], weights, "_1", grads), grads
+    return _apply_grad(dz, saved["x"], weights, "_1", grads), grads
 
 
 def swiglu_mlp_parameters(
@@ -217,11 +181,8 @@ def swiglu_mlp_parameters(
     >>> {name: p.shape for name, p in swiglu_mlp_parameters(4, 10, fused=True).items()}
     {'w_gate_up': (4, 20), 'w_down': (10, 4)}
     """
-    into = {"_gate_up": 2 * inner} if fused else {"_gate": inner, "_up": inner}
-    made: dict[str, Parameter] = {}
-    for name, columns in into.items():
-        made |= matrix(name, hidden, columns, bias)
-    return made | matrix("_down", inner, hidden, bias)
+    inputs = _matrices(hidden, _gated(inner), "_gate_up" if fused else "", bias)
+    return inputs | matrix("_down", inner, hidden, bias)
 
 
 def swiglu_mlp(x: Array, weights: Arrays) -> tuple[Array, Saved]:
@@ -232,36 +193,98 @@ def swiglu_mlp(x: Array, weights: Arrays) -> tuple[Array, Saved]:
     >>> swiglu_mlp(np.array([[1.0]]), w)[0].round(4).tolist()
     [[1.4621]]
     """
-    fused = "w_gate_up" in weights
-    check_weights(weights, ["_gate_up", "_down"] if fused else ["_gate", "_up", "_down"])
-    if fused:
-        z = apply(x, weights, "_gate_up")
-        inner, odd = divmod(z.shape[-1], 2)
-        if odd:
-            raise KernelError(
-                f"w_gate_up holds as many columns of gate as of up, got {z.shape[-1]} together; "
-                f"pass one device's columns of both"
-            )
-        gate, up = z[..., :inner], z[..., inner:]
-    else:
-        gate, up = apply(x, weights, "_gate"), apply(x, weights, "_up")
-    g, saved = swiglu(gate, up)
-    return apply(g, weights, "_down"), {"x": x, "g": g, **saved}
+    names = ["_gate_up"] if "w_gate_up" in weights else ["_gate", "_up"]
+    _check_weights(weights, *names, "_down")
+    z = _project(x, weights, _gated(weights["w_down"].shape[0]), "_gate_up")
+    g = KERNELS["swiglu"](z)
+    return _apply(g, weights, "_down"), {"x": x, "z": z, "g": g}
 
 
 def swiglu_mlp_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Arrays]:
     """(dx, the gradient of each weight by its name)."""
     grads: Arrays = {}
-    dg = apply_grad(dy, saved["g"], weights, "_down", grads)
-    dgate, dup = swiglu.backward(dg, saved["gate"], saved["up"])
-    if "w_gate_up" in weights:
-        both = array_namespace(dgate).concatenate([dgate, dup], axis=-1)
-        return apply_grad(both, saved["x"], weights, "_gate_up", grads), grads
-    from_gate = apply_grad(dgate, saved["x"], weights, "_gate", grads)
-    from_up = apply_grad(dup, saved["x"], weights, "_up", grads)
-    return rounded(wide(from_gate) + wide(from_up), dy), grads
+    dg = _apply_grad(dy, saved["g"], weights, "_down", grads)
+    dz = KERNELS["swiglu_grad"](dg, saved["z"])
+    columns = _gated(saved["g"].shape[-1])
+    return _project_grad(dz, saved["x"], weights, columns, "_gate_up", grads), grads
 
 
 def fuse_gate_up(weights: Arrays) -> Arrays:
     """The same weights with gate and up side by side, as w_gate_up (and b_gate_up)."""
-    return fuse(weights, ("_gate", "_up"), "_gate_up")
+    return _fuse(weights, ("_gate", "_up"), "_gate_up")
+
+
+def _gated(inner: int) -> dict[str, int]:
+    return {"_gate": inner, "_up": inner}
+
+
+# -- matrices by name, apart or side by side -------------------------------------------------------
+
+
+def _matrices(rows: int, columns: Mapping[str, int], into: str, bias: bool) -> dict[str, Parameter]:
+    """Of each name, or all side by side ``into`` one."""
+    made: dict[str, Parameter] = {}
+    for name, count in ({into: sum(columns.values())} if into else columns).items():
+        made |= matrix(name, rows, count, bias)
+    return made
+
+
+def _check_weights(weights: Arrays, *names: str) -> None:
+    """Raises KernelError unless there is a w<name> for each name, and nothing but biases."""
+    needed = {f"w{name}" for name in names}
+    allowed = needed | {f"b{name}" for name in names}
+    if missing := sorted(needed - set(weights)) or sorted(set(weights) - allowed):
+        raise KernelError(
+            f"the weights are {', '.join(sorted(needed))}, and biases with b for w, got "
+            f"{', '.join(weights) or 'none'}; "
+            f"{', '.join(missing)} {'missing' if missing[0] in needed else 'unknown'}"
+        )
+
+
+def _apply(x: Array, weights: Arrays, name: str) -> Array:
+    """x w<name> + b<name>."""
+    y: Array = linear(x, weights[f"w{name}"], weights.get(f"b{name}"))[0]
+    return y
+
+
+def _apply_grad(dy: Array, x: Array, weights: Arrays, name: str, grads: Arrays) -> Array:
+    """dx of `_apply`; writes the gradients of w<name>, and of b<name> if there is one, to grads."""
+    w, b = weights[f"w{name}"], weights.get(f"b{name}")
+    dx, grads[f"w{name}"], db = linear.backward(dy, x, w, b)
+    if b is not None:
+        grads[f"b{name}"] = db
+    return dx
+
+
+def _project(x: Array, weights: Arrays, columns: Mapping[str, int], into: str) -> Array:
+    """What `_apply` gives of each name, side by side; these matrices may be one, w<into>."""
+    found = {into: sum(columns.values())} if f"w{into}" in weights else columns
+    for name, count in found.items():
+        if (got := weights[f"w{name}"].shape[-1]) != count:
+            raise KernelError(
+                f"w{name} has {count} columns beside these heads or this last matrix, got {got}; "
+                f"pass one device's columns of each part"
+            )
+    parts = [_apply(x, weights, name) for name in found]
+    return parts[0] if len(parts) == 1 else array_namespace(x).concatenate(parts, axis=-1)
+
+
+def _project_grad(
+    dy: Array, x: Array, weights: Arrays, columns: Mapping[str, int], into: str, grads: Arrays
+) -> Array:
+    """dx of `_project`; writes the gradients of its weights to grads."""
+    if f"w{into}" in weights:
+        return _apply_grad(dy, x, weights, into, grads)
+    each = zip(columns, pairwise(ends_of(columns.values())), strict=True)
+    terms = [wide(_apply_grad(dy[..., a:b], x, weights, n, grads)) for n, (a, b) in each]
+    return rounded(sum(terms[1:], start=terms[0]), dy)
+
+
+def _fuse(weights: Arrays, names: tuple[str, ...], into: str) -> Arrays:
+    """The same weights with those of ``names`` side by side, under one name."""
+    fused = {name: w for name, w in weights.items() if name[1:] not in names}
+    for kind in "wb":
+        parts = [weights[kind + name] for name in names if kind + name in weights]
+        if parts:
+            fused[kind + into] = array_namespace(*parts).concatenate(parts, axis=-1)
+    return fused

@@ -1,4 +1,7 @@
-"""Layers of images: convolution, pooling, flatten; the windows of an image are in windows.py.
+"""Layers of images: convolution and pooling; windows of images, and what they hold summed back.
+
+    unfold   x [n, c, h, w] -> [n, c, kh, kw, oh, ow]      every window's elements, a view
+    fold     [n, c, kh, kw, oh, ow] -> [n, c, h, w]        each element, summed over its windows
 
     columns [g, c/g kh kw, oh ow n]     every window of every image as a column, copied
     y [g, o/g, oh ow n] = w [g, o/g, c/g kh kw] @ columns
@@ -9,31 +12,112 @@ g split both channels: output channels of a group see its input channels only. T
 again for the backward; x is all that is saved.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from tiledask.errors import KernelError
-from tiledask.plan.whole import is_whole
+from tiledask.plan.whole import is_whole, whole_rule
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.by_name import Saved, layer
 from tiledask.tile.layers.operands import rounded, wide
 from tiledask.tile.layers.random import Parameter
-from tiledask.tile.layers.windows import Pair, Sides, Windows, windows
 
-__all__ = [
-    "avg_pool2d",
-    "avg_pool2d_grad",
-    "conv2d",
-    "conv2d_grad",
-    "conv2d_grad_input",
-    "conv2d_grad_weight",
-    "conv2d_parameters",
-    "flatten",
-    "flatten_grad",
-    "max_pool2d",
-    "max_pool2d_grad",
-]
+__all__ = ["avg_pool2d", "avg_pool2d_grad", "conv2d", "conv2d_grad", "conv2d_grad_input"]
+__all__ += ["conv2d_grad_weight", "conv2d_parameters", "max_pool2d", "max_pool2d_grad", "windows"]
+
+Pair = int | tuple[int, int]
+"""Rows and columns; an integer stands for both."""
+Sides = int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]]
+"""Rows and columns added: everywhere, (rows, columns), or ((above, below), (left, right))."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The geometry of windows, by rows and columns. Made by `windows`."""
+
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[tuple[int, int], tuple[int, int]]
+    dilation: tuple[int, int]
+
+    def out(self, image: tuple[int, int]) -> tuple[int, int]:
+        """How many windows there are down and across an image of (h, w).
+
+        Raises KernelError if a window is larger than the image with its padding.
+
+        >>> windows(5, stride=2, padding=(0, (1, 1))).out((5, 8))
+        (1, 3)
+        """
+        found = []
+        axes = zip(("rows", "columns"), image, self.size, self.dilation, strict=True)
+        for (name, extent, size, dilation), sides in zip(axes, self.padding, strict=True):
+            reach, padded = (size - 1) * dilation + 1, extent + sum(sides)
+            if reach > padded:
+                raise KernelError(
+                    f"a window fits into the padded image, got one of {reach} {name} (size {size}, "
+                    f"dilation {dilation}) and {extent} + {sum(sides)} {name}; use "
+                    f"{reach - padded} more of padding or a smaller window"
+                )
+            found.append(padded - reach)
+        return found[0] // self.stride[0] + 1, found[1] // self.stride[1] + 1
+
+    def unfold(self, x: Array, fill: float = 0.0) -> Array:
+        """A view [a, kh, kw, oh, ow, z] of x [a, h, w, z] padded with ``fill``; only read it."""
+        oh, ow = self.out(x.shape[1:3])
+        (above, below), (left, right) = self.padding
+        (a, h, w, z), xp, padded = x.shape, array_namespace(x), x
+        if above + below + left + right:
+            padded = xp.full((a, h + above + below, w + left + right, z), fill, x.dtype)
+            padded[:, above : above + h, left : left + w] = x
+        first, down, across, last = padded.strides
+        (dy, dx), (sy, sx) = self.dilation, self.stride
+        strides = first, down * dy, across * dx, down * sy, across * sx, last
+        return xp.lib.stride_tricks.as_strided(padded, (a, *self.size, oh, ow, z), strides)
+
+    def fold(self, parts: Array, image: tuple[int, int]) -> Array:
+        """[a, h, w, z] for parts [a, kh, kw, oh, ow, z], the transpose of `unfold`."""
+        (above, below), (left, right) = self.padding
+        (h, w), (a, _, _, oh, ow, z) = image, parts.shape
+        shape = (a, h + above + below, w + left + right, z)
+        total = array_namespace(parts).zeros(shape, parts.dtype)
+        (dy, dx), (sy, sx) = self.dilation, self.stride
+        for i, j in np.ndindex(*self.size):  # of a window, and where windows have it
+            rows = slice(i * dy, i * dy + sy * (oh - 1) + 1, sy)
+            columns = slice(j * dx, j * dx + sx * (ow - 1) + 1, sx)
+            total[:, rows, columns] += parts[:, i, j]
+        return total[:, above : above + h, left : left + w]
+
+
+def windows(size: Pair, stride: Pair = 1, padding: Sides = 0, dilation: Pair = 1) -> Windows:
+    """`Windows` from integers or pairs. Raises KernelError for what is not positive.
+
+    Padding may differ on each side, for a device that has an image's upper rows and adds zeros
+    above only. Windows begin every ``stride``; rows and columns that no window reaches are left
+    out at the end.
+
+    >>> windows(3, padding=((1, 0), (1, 1))).out((4, 4))
+    (3, 4)
+    """
+    sides = tuple(padding) if isinstance(padding, Iterable) else (padding, padding)
+    if len(sides) != 2:
+        raise KernelError(f"padding is one for rows and one for columns, got {padding!r}")
+    sides = _pair("padding", sides[0], 0), _pair("padding", sides[1], 0)
+    size, stride = _pair("size", size, 1), _pair("stride", stride, 1)
+    return Windows(size, stride, sides, _pair("dilation", dilation, 1))
+
+
+def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
+    pair = tuple(value) if isinstance(value, Iterable) else (value, value)
+    if len(pair) != 2 or not all(is_whole(v, least) for v in pair):
+        raise KernelError(f"{name} must be {whole_rule(least)}, or two, got {value!r}")
+    return int(pair[0]), int(pair[1])
+
+
+# -- convolution -----------------------------------------------------------------------------------
 
 
 def conv2d_parameters(
@@ -68,16 +152,10 @@ def conv2d(
     >>> conv2d(x, np.ones((1, 1, 2, 2)))[0].tolist()
     [[[[8.0, 12.0], [20.0, 24.0]]]]
     """
-    channels = x.shape[1], w.shape[0]
-    if not is_whole(groups, 1) or any(c % groups for c in channels):
+    if not is_whole(groups, 1) or w.shape[0] % groups or w.shape[1] * groups != x.shape[1]:
         raise KernelError(
-            f"groups divide both channels, got groups={groups}, {channels[0]} input and "
-            f"{channels[1]} output channels"
-        )
-    if w.shape[1] != x.shape[1] // groups:
-        raise KernelError(
-            f"w has in each row the channels of a group, those of x over {groups} groups: "
-            f"{x.shape[1] // groups}, got {w.shape[1]}"
+            f"w is [out, channels of x / groups, rows, columns] and groups divide both channels, "
+            f"got w {w.shape}, {x.shape[1]} channels of x and groups={groups}"
         )
     geometry = windows(w.shape[2:], stride, padding, dilation)
     shape = (w.shape[0], *geometry.out(x.shape[2:]), len(x))
@@ -88,17 +166,9 @@ def conv2d(
 
 
 @conv2d.grad
-def conv2d_grad_input(
-    dy: Array,
-    x: Array,
-    w: Array,
-    stride: Pair = 1,
-    padding: Sides = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-) -> Array:
+def conv2d_grad_input(dy: Array, x: Array, w: Array, groups: int = 1, **window: Any) -> Array:
     """dx [n, c, h, w]: each window's share of dy through w, summed where windows overlap."""
-    geometry = windows(w.shape[2:], stride, padding, dilation)
+    geometry = windows(w.shape[2:], **window)
     d = _by_group(_images_last(dy), groups)
     columns = _by_group(w, groups).swapaxes(-1, -2) @ d
     parts = columns.reshape(x.shape[1], *geometry.size, *dy.shape[2:], len(x))
@@ -107,16 +177,10 @@ def conv2d_grad_input(
 
 @conv2d.grad
 def conv2d_grad_weight(
-    dy: Array,
-    x: Array,
-    size: Pair,
-    stride: Pair = 1,
-    padding: Sides = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
+    dy: Array, x: Array, size: Pair, groups: int = 1, **window: Any
 ) -> tuple[Array, Array]:
     """(dw [o, c/groups, kh, kw], db [o]) of windows of ``size``."""
-    geometry = windows(size, stride, padding, dilation)
+    geometry = windows(size, **window)
     d = _by_group(_images_last(dy), groups)
     dw = d @ _columns(x, geometry, groups).swapaxes(-1, -2)  # [g, o/g, c/g kh kw]
     dw = dw.reshape(dy.shape[1], x.shape[1] // groups, *geometry.size)
@@ -176,7 +240,7 @@ def max_pool2d(
     [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
     xp = array_namespace(x)
-    view = _unfolded(x, _geometry(size, stride, padding), fill=-np.inf)
+    view = _unfolded(x, _pooling(size, stride, padding), fill=-np.inf)
     channels, kh, kw, oh, ow = view.shape
     flat = view.reshape(channels, kh * kw, oh, ow)
     winner = wide(flat).argmax(axis=1)
@@ -185,16 +249,9 @@ def max_pool2d(
 
 
 @max_pool2d.grad
-def max_pool2d_grad(
-    dy: Array,
-    winner: Array,
-    image: tuple[int, int],
-    size: Pair,
-    stride: Pair | None = None,
-    padding: Sides = 0,
-) -> Array:
+def max_pool2d_grad(dy: Array, winner: Array, image: tuple[int, int], **window: Any) -> Array:
     """dx: dy where the largest element was, summed where windows overlap."""
-    xp, geometry = array_namespace(dy), _geometry(size, stride, padding)
+    xp, geometry = array_namespace(dy), _pooling(**window)
     hot = xp.arange(prod(geometry.size))[:, None, None] == winner[:, :, None]
     return _folded(wide(dy)[:, :, None] * hot, dy, geometry, image)
 
@@ -209,7 +266,7 @@ def avg_pool2d(x: Array, size: Pair, stride: Pair | None = None, padding: Sides 
     >>> avg_pool2d(np.arange(16.0).reshape(1, 1, 4, 4), 2)[0].tolist()
     [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
-    geometry = _geometry(size, stride, padding)
+    geometry = _pooling(size, stride, padding)
     view = _unfolded(wide(x), geometry)
     # element by element of the window: several times faster than a sum over two axes of the view
     parts = [view[:, i, j] for i in range(geometry.size[0]) for j in range(geometry.size[1])]
@@ -218,21 +275,15 @@ def avg_pool2d(x: Array, size: Pair, stride: Pair | None = None, padding: Sides 
 
 
 @avg_pool2d.grad
-def avg_pool2d_grad(
-    dy: Array,
-    image: tuple[int, int],
-    size: Pair,
-    stride: Pair | None = None,
-    padding: Sides = 0,
-) -> Array:
+def avg_pool2d_grad(dy: Array, image: tuple[int, int], **window: Any) -> Array:
     """dx: each window's dy over its size, summed where windows overlap."""
-    xp, geometry = array_namespace(dy), _geometry(size, stride, padding)
+    xp, geometry = array_namespace(dy), _pooling(**window)
     n, c, oh, ow = dy.shape
     each = wide(dy)[:, :, None] / prod(geometry.size)
     return _folded(xp.broadcast_to(each, (n, c, prod(geometry.size), oh, ow)), dy, geometry, image)
 
 
-def _geometry(size: Pair, stride: Pair | None, padding: Sides) -> Windows:
+def _pooling(size: Pair, stride: Pair | None = None, padding: Sides = 0) -> Windows:
     geometry = windows(size, size if stride is None else stride, padding)
     for extent, sides in zip(geometry.size, geometry.padding, strict=True):
         if max(sides) >= extent:
@@ -253,18 +304,3 @@ def _folded(parts: Array, dy: Array, geometry: Windows, image: tuple[int, int]) 
     n, c, oh, ow = dy.shape
     dx = geometry.fold(parts.reshape(n * c, *geometry.size, oh, ow, 1), image)
     return rounded(dx, dy).reshape(n, c, *image)
-
-
-def flatten(x: Array) -> tuple[Array, tuple[int, ...]]:
-    """(x as [n, the rest], saved); saves the shape.
-
-    >>> flatten(np.ones((2, 3, 4, 5)))[0].shape
-    (2, 60)
-    """
-    array_namespace(x)
-    return x.reshape(len(x), prod(x.shape[1:])), x.shape
-
-
-def flatten_grad(dy: Array, saved: tuple[int, ...]) -> Array:
-    """dx of `flatten`: dy in the shape of x."""
-    return dy.reshape(saved)

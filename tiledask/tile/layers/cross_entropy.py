@@ -26,18 +26,9 @@ from tiledask.errors import KernelError
 from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.by_name import RankPart, Saved, op
-from tiledask.tile.layers.operands import check, check_integers, rounded, wide
+from tiledask.tile.layers.operands import check, check_integers, local_index, rounded, wide
 
-__all__ = [
-    "check_count",
-    "count_targets",
-    "cross_entropy",
-    "cross_entropy_grad",
-    "largest_logit",
-    "logits_grad",
-    "loss",
-    "loss_sums",
-]
+__all__ = ["count_targets", "cross_entropy", "cross_entropy_grad"]
 
 IGNORE = -100
 
@@ -64,7 +55,6 @@ def cross_entropy(
     """
     check("logits:*v", {"logits": logits})
     classes = RankPart(0, logits.shape[-1], logits.shape[-1])
-    counted = count_targets(targets, classes.extent, smoothing, ignore)
     if targets.shape != logits.shape[:-1]:
         raise KernelError(
             f"there is a target for each token of the logits, got {targets.shape} for "
@@ -72,8 +62,10 @@ def cross_entropy(
         )
     given: Saved = {"classes": classes, "smoothing": smoothing, "ignore": ignore}
     maximum = largest_logit(logits)
-    sums = _sums(logits, targets, maximum, **given)
-    given["count"] = counted if count is None else count
+    sums = loss_sums(logits, targets, maximum, **given)
+    if count is None:
+        count = count_targets(targets, classes.extent, smoothing, ignore)
+    given["count"] = count
     arrays = {"logits": logits, "targets": targets, "maximum": maximum, "sums": sums}
     return loss(sums, targets, **given), arrays | given
 
@@ -136,17 +128,12 @@ def loss_sums(
     [[3.0], [0.0], [0.0]]
     """
     count_targets(targets, classes.extent, smoothing, ignore)
-    return _sums(logits, targets, maximum, classes, smoothing, ignore)
-
-
-def _sums(
-    logits: Array, targets: Array, maximum: Array, classes: RankPart, smoothing: float, ignore: int
-) -> Array:
     xp = array_namespace(logits, targets, maximum)
     if not logits.shape[-1]:  # more ranks than classes
         return xp.zeros((3 if smoothing else 2, *logits.shape[:-1]), wide(logits).dtype)
     shifted = wide(logits) - maximum[..., None]
-    at, here = _local(targets, ignore, classes.start, logits.shape[-1])
+    at, here = local_index(targets, classes.start, logits.shape[-1])
+    here &= _counts(targets, ignore)
     picked = xp.take_along_axis(shifted, at[..., None], axis=-1)[..., 0]
     found = [xp.exp(shifted).sum(axis=-1), xp.where(here, picked, 0)]
     return xp.stack([*found, shifted.sum(axis=-1)] if smoothing else found)
@@ -197,19 +184,13 @@ def logits_grad(
         return logits.copy()
     xp = array_namespace(logits)
     p = xp.exp(wide(logits) - maximum[..., None]) / sums[0][..., None]
-    at, here = _local(targets, ignore, classes.start, logits.shape[-1])
+    at, here = local_index(targets, classes.start, logits.shape[-1])
+    here &= _counts(targets, ignore)
     tokens = p.reshape(-1, p.shape[-1])  # a view: p is new
     tokens[xp.arange(len(tokens)), at.ravel()] -= (1 - smoothing) * here.ravel()
     p -= smoothing / classes.extent
     p *= _counts(targets, ignore)[..., None] * (float(scale) / count)
     return rounded(p, logits)
-
-
-def _local(targets: Array, ignore: int, first: int, columns: int) -> tuple[Array, Array]:
-    """(column here, whether it is the target's) of each token; column 0 stands for none."""
-    at = targets.astype("int64") - first
-    here = (at >= 0) & (at < columns) & _counts(targets, ignore)
-    return at * here, here
 
 
 def _counts(targets: Array, ignore: int) -> Array:

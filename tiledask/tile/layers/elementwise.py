@@ -9,18 +9,8 @@ from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.by_name import LayerPair, layer, op
 from tiledask.tile.layers.operands import rounded, wide
 
-__all__ = [
-    "ACTIVATIONS",
-    "find_activation",
-    "gelu",
-    "gelu_grad",
-    "relu",
-    "relu_grad",
-    "silu",
-    "silu_grad",
-    "swiglu",
-    "swiglu_grad",
-]
+__all__ = ["ACTIVATIONS", "find_activation", "gelu", "gelu_grad", "relu", "relu_grad"]
+__all__ += ["silu", "silu_grad", "swiglu", "swiglu_grad"]
 
 
 @layer("x:* -> *")
@@ -56,7 +46,7 @@ def silu(x: Array) -> Array:
 @silu.grad
 def silu_grad(dy: Array, x: Array) -> Array:
     """dx: dy times the derivative at x."""
-    return rounded(wide(dy) * _silu_slope(wide(x)), dy)
+    return rounded(wide(dy) * _silu_slope(wide(x), _sigmoid(wide(x))), dy)
 
 
 ACTIVATIONS: dict[str, LayerPair] = {"relu": relu, "gelu": gelu, "silu": silu}
@@ -84,7 +74,8 @@ def swiglu(gate: Array, up: Array) -> Array:
 def swiglu_grad(dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
     """(dgate, dup)."""
     gate, up, d = wide(gate), wide(up), wide(dy)
-    return rounded(d * up * _silu_slope(gate), dy), rounded(d * gate * _sigmoid(gate), dy)
+    s = _sigmoid(gate)
+    return rounded(d * up * _silu_slope(gate, s), dy), rounded(d * gate * s, dy)
 
 
 @op
@@ -107,6 +98,5 @@ def _sigmoid(x: Array) -> Array:
     return xp.where(x >= 0, 1, e) / (1 + e)
 
 
-def _silu_slope(x: Array) -> Array:
-    s = _sigmoid(x)
-    return s * (1 + x * (1 - s))
+def _silu_slope(x: Array, sigmoid: Array) -> Array:
+    return sigmoid * (1 + x * (1 - sigmoid))

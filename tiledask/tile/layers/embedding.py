@@ -7,8 +7,8 @@ token 7 -> 0            token 7 -> t[7]         t[7]
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace
-from tiledask.tile.layers.by_name import RankPart, layer, op
-from tiledask.tile.layers.operands import by_token, check_integers, rounded, wide
+from tiledask.tile.layers.by_name import RankPart, layer, op, part_grad
+from tiledask.tile.layers.operands import by_token, check_integers, local_index, rounded, wide
 
 __all__ = ["embedding", "embedding_grad"]
 
@@ -39,7 +39,7 @@ def embedding(tokens: Array, table: Array, first: int = 0, vocabulary: int | Non
             )
     if not len(table):  # more ranks than rows
         return xp.zeros((*tokens.shape, table.shape[1]), table.dtype)
-    at, here = _local(tokens, first, len(table))
+    at, here = local_index(tokens, first, len(table))
     bits = table[at].view(f"i{table.itemsize}")  # CuPy's where has no bfloat16, and would widen it
     return xp.where(here[..., None], bits, 0).view(table.dtype)
 
@@ -49,7 +49,7 @@ def embedding_grad(dy: Array, tokens: Array, rows: int, first: int = 0) -> Array
     """dtable [rows, h]: for each row the sum of dy over its tokens, which are added two and two in
     their order: the same bits each time, on a GPU too."""
     xp = array_namespace(dy)
-    at, here = _local(tokens, first, rows)
+    at, here = local_index(tokens, first, rows)
     places = xp.flatnonzero(here)
     at = at.reshape(-1)[places]
     order = xp.argsort(at, kind="stable")
@@ -74,13 +74,6 @@ def embedding_grad(dy: Array, tokens: Array, rows: int, first: int = 0) -> Array
     return total
 
 
-def _local(tokens: Array, first: int, rows: int) -> tuple[Array, Array]:
-    """(row here, whether there is one) of each token; row 0 stands for none."""
-    at = tokens.astype("int64") - first
-    here = (at >= 0) & (at < rows)
-    return at * here, here
-
-
 # -- as programs call them, told which rows are here -----------------------------------------------
 
 
@@ -102,8 +95,5 @@ def _add_rows(x: Array, table: Array, tokens: RankPart | None = None) -> Array:
 @op
 def _add_rows_grad(dy: Array, rows: int, tokens: RankPart | None = None) -> Array:
     total = dy.sum(axis=0)
-    if len(total) == rows:
-        return total
-    whole = array_namespace(dy).zeros((rows, dy.shape[-1]), dy.dtype)
-    whole[tokens.here if tokens else slice(len(total))] = total
-    return whole
+    start, stop = tokens[:2] if tokens else (0, len(total))
+    return part_grad(total, 0, (start, stop, rows))

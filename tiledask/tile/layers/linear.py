@@ -1,26 +1,10 @@
-"""The linear layer: y = x w + b, with or without b; of two arrays, or of a dict by name."""
+"""The linear layer: y = x w + b, with or without b."""
 
-from collections.abc import Iterable
-
-from tiledask.errors import KernelError
-from tiledask.tile.backend import Array, array_namespace
+from tiledask.tile.backend import Array
 from tiledask.tile.layers.by_name import layer, op
 from tiledask.tile.layers.operands import by_token, multiply, rounded, wide
 
-__all__ = [
-    "Arrays",
-    "apply",
-    "apply_grad",
-    "check_weights",
-    "fuse",
-    "linear",
-    "linear_grad",
-    "linear_grad_input",
-    "linear_grad_weight",
-]
-
-Arrays = dict[str, Array]
-"""Arrays by name."""
+__all__ = ["linear", "linear_grad", "linear_grad_input", "linear_grad_weight"]
 
 
 @layer("x:*i w:io b:o -> *o")
@@ -62,52 +46,3 @@ def linear_grad(
     """(dx, dw, db); db is None where b is."""
     dw, db = linear_grad_weight(dy, x)
     return linear_grad_input(dy, w), dw, None if b is None else db
-
-
-# -- by name: weight w<name> and bias b<name> in one dict ------------------------------------------
-
-
-def check_weights(weights: Arrays, names: Iterable[str]) -> None:
-    """None; raises KernelError unless there is a w<name> for each name, and nothing but biases.
-
-    >>> check_weights({"w_1": 0, "b_1": 0, "w_2": 0}, ["_1", "_2"])
-    """
-    needed = {f"w{name}" for name in names}
-    allowed = needed | {f"b{name[1:]}" for name in needed}
-    if missing := sorted(needed - set(weights)) or sorted(set(weights) - allowed):
-        raise KernelError(
-            f"the weights are {', '.join(sorted(needed))}, and biases with b for w, got "
-            f"{', '.join(weights) or 'none'}; "
-            f"{', '.join(missing)} {'missing' if missing[0] in needed else 'unknown'}"
-        )
-
-
-def apply(x: Array, weights: Arrays, name: str) -> Array:
-    """x w<name> + b<name>."""
-    y: Array = linear(x, weights[f"w{name}"], weights.get(f"b{name}"))[0]
-    return y
-
-
-def apply_grad(dy: Array, x: Array, weights: Arrays, name: str, grads: Arrays) -> Array:
-    """dx of `apply`; writes the gradients of w<name>, and of b<name> if there is one, to grads."""
-    w, b = weights[f"w{name}"], weights.get(f"b{name}")
-    dx, grads[f"w{name}"], db = linear.backward(dy, x, w, b)
-    if b is not None:
-        grads[f"b{name}"] = db
-    return dx
-
-
-def fuse(weights: Arrays, names: tuple[str, ...], into: str) -> Arrays:
-    """The same weights with those of ``names`` side by side, under one name.
-
-    >>> import numpy as np
-    >>> fused = fuse({"wq": np.ones((2, 3)), "wk": np.ones((2, 1))}, ("q", "k"), "qk")
-    >>> fused["wqk"].shape
-    (2, 4)
-    """
-    fused = {name: w for name, w in weights.items() if name[1:] not in names}
-    for kind in "wb":
-        parts = [weights[kind + name] for name in names if kind + name in weights]
-        if parts:
-            fused[kind + into] = array_namespace(*parts).concatenate(parts, axis=-1)
-    return fused

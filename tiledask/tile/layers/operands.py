@@ -1,7 +1,7 @@
 """What layers ask of their operands, and how halves are computed: widened, rounded once."""
 
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import prod
 from types import ModuleType
 
@@ -11,7 +11,7 @@ from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, accumulator, array_namespace, name_of
 from tiledask.tile.product import matmul
 
-__all__ = ["by_token", "check", "check_integers", "multiply", "rounded", "wide"]
+__all__ = ["by_token", "check", "check_integers", "local_index", "multiply", "rounded", "wide"]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -27,44 +27,32 @@ def check(shapes: str, operands: Mapping[str, Array]) -> ModuleType:
         ...
     tiledask.errors.KernelError: w must be [4, o], got [3, 2], for shapes are x:*i w:io b:o
     """
-    given = [operands.get(name) for name, _ in _parsed(shapes)]
+    given = [operands.get(each.partition(":")[0]) for each in shapes.split()]
     xp = array_namespace(*[x for x in given if x is not None])
     _agree(shapes, tuple([None if x is None else (x.dtype, x.shape) for x in given]))
     return xp
 
 
-@cache
-def _parsed(shapes: str) -> tuple[tuple[str, str], ...]:
-    pairs = (each.partition(":") for each in shapes.split())
-    return tuple((name, dims) for name, _, dims in pairs)
-
-
 @lru_cache(4096)
 def _agree(shapes: str, given: tuple[tuple[np.dtype, tuple[int, ...]] | None, ...]) -> None:
     """Raises KernelError unless element types and shapes go together; kept, as many are alike."""
-    there = [
-        (name, dims, *each)
-        for (name, dims), each in zip(_parsed(shapes), given, strict=True)
-        if each is not None
-    ]
-    first, _, dtype, _ = there[0]
-    if any(other != dtype for _, _, other, _ in there):
-        listed = ", ".join(f"{name} {other.name}" for name, _, other, _ in there)
-        raise KernelError(f"operands have one element type, got {listed}; cast with .astype")
-    if name_of(dtype) not in FLOATS:
+    pairs = zip((each.split(":") for each in shapes.split()), given, strict=True)
+    found = [(name, dims, *x) for (name, dims), x in pairs if x]
+    types = {dtype for *_, dtype, _ in found}
+    if len(types) > 1 or name_of(*types) not in FLOATS:
+        listed = ", ".join(f"{name} {dtype.name}" for name, _, dtype, _ in found)
         raise KernelError(
-            f"{first} holds floats ({', '.join(FLOATS)}), got {dtype.name}; cast with .astype"
+            f"operands are of one element type, {', '.join(FLOATS)}, got {listed}; cast with "
+            f".astype"
         )
     extents: dict[str, object] = {}
-    for name, dims, _, shape in there:
+    for name, dims, _, shape in found:
         ends = dims.removeprefix("*")
         front = len(shape) - len(ends)
         wanted = ", ".join(str(extents.get(letter, letter)) for letter in dims)
+        here = [*zip(ends, shape[front:], strict=False), *[("*", shape[:front])] * (ends != dims)]
         fits = front == 0 or (front > 0 and ends != dims)
-        here: list[tuple[str, object]] = list(zip(ends, shape[max(front, 0) :], strict=False))
-        if ends != dims:
-            here.append(("*", shape[: max(front, 0)]))
-        if not (fits and all(extents.setdefault(key, n) == n for key, n in here)):
+        if not fits or any(extents.setdefault(letter, n) != n for letter, n in here):
             got = ", ".join(map(str, shape))
             raise KernelError(f"{name} must be [{wanted}], got [{got}], for shapes are {shapes}")
 
@@ -74,6 +62,13 @@ def check_integers(name: str, value: Array) -> None:
     array_namespace(value)
     if value.dtype.kind not in "iu":
         raise KernelError(f"{name} are integers, got {value.dtype}; cast with .astype('int64')")
+
+
+def local_index(index: Array, first: int, extent: int) -> tuple[Array, Array]:
+    """(index here, whether it is) of each among those from ``first`` on; 0 stands for none."""
+    at = index.astype("int64") - first
+    here = (at >= 0) & (at < extent)
+    return at * here, here
 
 
 def wide(x: Array) -> Array:
@@ -92,13 +87,13 @@ def multiply(a: Array, b: Array) -> Array:
     >>> multiply(np.ones((2, 2, 3), np.float16), np.ones((3, 4), np.float16)).dtype.name
     'float32'
     """
-    flat, summed = by_token(a), accumulator(a.dtype)
-    if type(a) is type(b) is np.ndarray and summed == a.dtype:
+    flat, summed, xp = by_token(a), accumulator(a.dtype), array_namespace(a, b)
+    if xp is np and summed == a.dtype:
         out = np.matmul(flat, b)  # what "blas" does, at once
     elif not flat.size or not b.size:  # a device may hold no token, or no column
-        out = array_namespace(a, b).zeros((flat.shape[0], b.shape[1]), summed)
+        out = xp.zeros((flat.shape[0], b.shape[1]), summed)
     else:
-        out = array_namespace(a, b).empty((flat.shape[0], b.shape[1]), summed)
+        out = xp.empty((flat.shape[0], b.shape[1]), summed)
         matmul(flat, b, out=out)
     return out.reshape(*a.shape[:-1], b.shape[1])
 

@@ -21,18 +21,7 @@ from numpy.typing import DTypeLike
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace, as_dtype, namespace
 
-__all__ = [
-    "Parameter",
-    "Part",
-    "draw",
-    "initialise",
-    "key",
-    "matrix",
-    "normals",
-    "positions",
-    "splitmix64",
-    "uniforms",
-]
+__all__ = ["Parameter", "draw", "initialise", "key", "matrix", "normals", "positions", "uniforms"]
 
 Part = Sequence[Any] | None
 """Part of an array, by axis: a slice, or the indices held; None for all of it."""
@@ -59,13 +48,9 @@ def positions(shape: tuple[int, ...], part: Part = None) -> np.ndarray:
     >>> positions((3, 4), (slice(1, 3), [0, 3])).tolist()
     [[4, 7], [8, 11]]
     """
-    if part is None:
-        part = (slice(None),) * len(shape)
+    part = (slice(None),) * len(shape) if part is None else part
     if len(part) != len(shape):
-        raise KernelError(
-            f"a part has for each axis a slice or indices, got {len(part)} entries for shape "
-            f"{shape}; slice(None) is all of an axis"
-        )
+        raise KernelError(f"a part has a slice or indices for each axis of {shape}, got {part!r}")
     at = np.zeros((), np.int64)
     for axis, (extent, held) in enumerate(zip(shape, part, strict=True)):
         if isinstance(held, slice):
@@ -73,9 +58,7 @@ def positions(shape: tuple[int, ...], part: Part = None) -> np.ndarray:
         else:
             index = np.asarray(held, np.int64)
             if index.ndim != 1 or (index.size and not 0 <= index.min() <= index.max() < extent):
-                raise KernelError(
-                    f"indices held are a row of numbers 0 .. {extent - 1}, got {held!r}"
-                )
+                raise KernelError(f"indices are a row of numbers 0 .. {extent - 1}, got {held!r}")
         at = at[..., None] + index * prod(shape[axis + 1 :])
     return at
 
