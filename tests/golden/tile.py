@@ -1,6 +1,7 @@
 """Golden values of one device: kernels' products and bounds, layers there and back, steps of
 optimizers, draws."""
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -25,6 +26,17 @@ def states_of(state: Any) -> dict[str, dict[str, np.ndarray]]:
     """Class of tensor -> name -> array of a training's state."""
     master = {"master weights": state.master} if state.master else {}
     return {"weights": state.weights, **master, **state.moments}
+
+
+def begun(weights: dict[str, np.ndarray], rule: Any, recipe: str) -> Any:
+    """The state that a recipe keeps; its halves are fp16."""
+    kept = {s.tensor: f"float{8 * s.bytes}" for s in td.load_recipe(recipe).states}
+    state = O.begin(weights, rule, kept["weights"], master="master weights" in kept)
+    moments = {
+        tensor: {n: x.astype(kept[tensor]) for n, x in arrays.items()}
+        for tensor, arrays in state.moments.items()
+    }
+    return replace(state, moments=moments)
 
 
 def dtype_of(name: str) -> Any:
@@ -250,7 +262,7 @@ def stepped(given: dict[str, Any]) -> Any:
     dtype = dtype_of(given.get("dtype", "float32"))
     w = {"a": numbers(1, 6, 7), "b": numbers(2, 5)}
     cast = {n: x.astype(dtype if "recipe" not in given else "float32") for n, x in w.items()}
-    state = O.begin(cast, rule, recipe=given.get("recipe"))
+    state = begun(cast, rule, given["recipe"]) if "recipe" in given else O.begin(cast, rule)
     scale = O.LossScale(given["scale"], interval=2) if "scale" in given else None
     found, norms = [], []
     for t in range(3):

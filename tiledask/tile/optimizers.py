@@ -33,25 +33,12 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import HALVES, Array, accumulator, array_namespace, as_dtype
 
-__all__ = [
-    "SGD",
-    "Adam",
-    "AdamW",
-    "LossScale",
-    "Rule",
-    "TrainState",
-    "advance",
-    "begin",
-    "check_states",
-    "clip_factor",
-    "flush",
-    "rule_for",
-    "unscaled",
-]
+__all__ = ["SGD", "Adam", "AdamW", "LossScale", "Rule", "TrainState", "advance", "begin"]
+__all__ += ["check_states", "clip_factor", "flush", "guarded", "rule_for", "unscaled", "update"]
 
-KNOWN = ("weights", "gradients", "fp32 gradients", "master weights", "momentum", "variance")
+MASTER, WIDE_GRADIENTS = "master weights", "fp32 gradients"
+KNOWN = ("weights", "gradients", WIDE_GRADIENTS, MASTER, "momentum", "variance")
 """What a step uses, of 2, 4 or 8 bytes each."""
-MASTER = "master weights"
 
 Arrays = dict[str, Array]
 """By the weights' names; states of one weight by the planner's words: "momentum", "variance"."""
@@ -85,9 +72,7 @@ class Rule:
             if name in ("rate", "tiny", "weight_decay") and not value >= 0:
                 raise ConfigError(f"{name} is 0 or more, got {value}")
             if name in ("momentum", "beta1", "beta2") and not 0 <= value < 1:
-                raise ConfigError(
-                    f"{name} is from 0 up to, not including, 1, got {value}; 0.9 is usual"
-                )
+                raise ConfigError(f"{name} is from 0 up to, not including, 1, got {value}")
 
 
 @dataclass(frozen=True)
@@ -148,11 +133,10 @@ class Adam(Rule):
         return ("momentum", "variance")
 
     def step(self, w: Array, g: Array, states: Mapping[str, Array], t: int) -> tuple[Array, Arrays]:
-        return self._moved(w, g + self.weight_decay * w if self.weight_decay else g, states, t)
-
-    def _moved(
-        self, w: Array, g: Array, states: Mapping[str, Array], t: int
-    ) -> tuple[Array, Arrays]:
+        if isinstance(self, AdamW):
+            w = w * (1 - self.rate * self.weight_decay)
+        elif self.weight_decay:
+            g = g + self.weight_decay * w
         m = self.beta1 * states["momentum"] + (1 - self.beta1) * g
         v = self.beta2 * states["variance"] + (1 - self.beta2) * g * g
         root = array_namespace(v).sqrt(v / (1 - self.beta2**t))
@@ -174,15 +158,14 @@ class AdamW(Adam):
     weight_decay: float = 0.01
     """Times the rate is the share of each weight that goes in a step."""
 
-    def step(self, w: Array, g: Array, states: Mapping[str, Array], t: int) -> tuple[Array, Arrays]:
-        return self._moved(w * (1 - self.rate * self.weight_decay), g, states, t)
-
 
 def rule_for(recipe: str | Recipe, rate: float = 1e-3) -> Rule:
     """The rule whose states the planner's ``recipe`` keeps: Adam, SGD with momentum 0.9, or SGD.
 
-    >>> rule_for("mixed-adam-16"), rule_for("fp32-sgd").keeps
-    (Adam(rate=0.001, beta1=0.9, beta2=0.999, tiny=1e-08, weight_decay=0.0), ())
+    >>> rule_for("fp32-momentum").momentum, rule_for("fp32-sgd").keeps
+    (0.9, ())
+    >>> rule_for("mixed-adam-16")
+    Adam(rate=0.001, beta1=0.9, beta2=0.999, tiny=1e-08, weight_decay=0.0)
     """
     recipe = load_recipe(recipe)
     if recipe.holds("variance"):
@@ -200,9 +183,8 @@ def check_states(recipe: Recipe) -> None:
     for s in recipe.states:
         if s.tensor not in KNOWN or s.bytes not in (2, 4, 8) or s.of != "parameters":
             raise ConfigError(
-                f"recipe {recipe.name!r} keeps {s.bytes} B of {s.tensor!r} for each of the {s.of}; "
-                f"what can be run keeps {', '.join(KNOWN)} of 2, 4 or 8 B for all parameters, such "
-                f"as 'mixed-adam-16'"
+                f"what can be run keeps {', '.join(KNOWN)} of 2, 4 or 8 B for all parameters, and "
+                f"recipe {recipe.name!r} {s.bytes} B of {s.tensor!r} for each of the {s.of}"
             )
 
 
@@ -219,8 +201,7 @@ class LossScale:
 
     `after` each step comes the next scale. A dynamic one grows until something overflows, skips
     that step, and comes back by half: it stays just below what overflows. Micikevicius et al.
-    2018, arXiv:1710.03740, sections 3.2 and 4. The numbers are those of torch.amp.GradScaler;
-    ``interval=None`` makes the scale static.
+    2018, arXiv:1710.03740, sections 3.2 and 4. The numbers are those of torch.amp.GradScaler.
 
     >>> scale = LossScale(1024.0, interval=2)
     >>> scale = scale.after(finite=False)
@@ -235,8 +216,7 @@ class LossScale:
     """Times the scale, after ``interval`` steps in a row without an overflow."""
     backoff: float = 0.5
     """Times the scale, after an overflow."""
-    interval: int | None = 2000
-    """None: the scale stays, and steps that overflow are skipped all the same."""
+    interval: int = 2000
     floor: float = 1.0
     """The scale goes no lower."""
     ceiling: float = 2.0**127
@@ -253,21 +233,20 @@ class LossScale:
     def __post_init__(self) -> None:
         if not 0 < self.floor <= self.scale <= self.ceiling:
             raise ConfigError(
-                f"a loss scale lies between its floor, {self.floor:g}, above 0, and its ceiling, "
-                f"{self.ceiling:g}; got {self.scale:g}: 65536 is usual"
+                f"a loss scale lies between its floor, above 0, and its ceiling: {self.floor:g} to "
+                f"{self.ceiling:g}, got {self.scale:g}; 65536 is usual"
             )
-        whole = self.interval is None or is_whole(self.interval, 1)
-        if not (self.growth > 1 and 0 < self.backoff < 1 and whole):
+        if not (self.growth > 1 and 0 < self.backoff < 1 and is_whole(self.interval, 1)):
             raise ConfigError(
-                f"a scale grows by a factor above 1 after 1 step or more and backs off by one "
-                f"between 0 and 1; got growth={self.growth:g}, interval={self.interval} and "
+                f"a scale grows by more than 1 after 1 step or more and backs off by less than 1, "
+                f"got growth={self.growth:g}, interval={self.interval} and "
                 f"backoff={self.backoff:g}: 2, 2000 and 0.5 are usual"
             )
 
     @classmethod
     def static(cls, scale: float, patience: int = 20) -> "LossScale":
         """A scale that stays. 1 is no scaling: overflowing steps are skipped all the same."""
-        return cls(scale, interval=None, floor=scale, ceiling=scale, patience=patience)
+        return cls(scale, floor=scale, ceiling=scale, patience=patience)
 
     def after(self, finite: bool) -> "LossScale":
         """The scale after a step whose gradients were ``finite``, on all devices, or not.
@@ -275,37 +254,18 @@ class LossScale:
         Raises DivergedError after ``patience`` overflows in a row that could not lower the scale.
         """
         if finite:
-            good = self.good + 1
-            if self.interval is None or good < self.interval:
-                return replace(self, good=good, stuck=0)
-            return replace(self, scale=min(self.scale * self.growth, self.ceiling), good=0, stuck=0)
-        lower = self.scale if self.interval is None else max(self.scale * self.backoff, self.floor)
-        stuck = self.stuck + 1 if lower == self.scale else 0
+            good = (self.good + 1) % self.interval
+            scale = self.scale if good else min(self.scale * self.growth, self.ceiling)
+            return replace(self, scale=scale, good=good, stuck=0)
+        scale = max(self.scale * self.backoff, self.floor)
+        stuck = self.stuck + 1 if scale == self.scale else 0
         if stuck >= self.patience:
-            kind = "static scale" if self.interval is None else "scale's floor"
             raise DivergedError(
-                f"{stuck} steps in a row overflowed at the {kind}, {lower:g}; patience is "
-                f"{self.patience}: the weights or the data are no longer finite, or the rate is "
-                f"too high. Go back to a checkpoint with a lower rate, or compute in bfloat16"
+                f"{stuck} steps in a row overflowed at the scale's floor, {scale:g}, and patience "
+                f"is {self.patience}: weights or data are no longer finite, or the rate is too "
+                f"high. Go back to a checkpoint with a lower rate, or compute in bfloat16"
             )
-        return replace(self, scale=lower, good=0, stuck=stuck, skipped=self.skipped + 1)
-
-
-def unscaled(grads: Mapping[str, Array], scale: float) -> Arrays:
-    """Gradients of the loss itself; halves become float32.
-
-    Widened first and divided then: the other way round what was saved is lost again.
-
-    >>> g = (np.float32(1e-8) * np.float32(2**16)).astype(np.float16)
-    >>> f"{unscaled({'w': g.reshape(1)}, 2**16)['w'][0]:.4g}"
-    '9.997e-09'
-    """
-    return {name: _unscaled(g, scale, accumulator(g.dtype)) for name, g in grads.items()}
-
-
-def _unscaled(g: Array, scale: float, dtype: np.dtype) -> Array:
-    wide = g.astype(dtype)
-    return wide if scale == 1 else wide / dtype.type(scale)
+        return replace(self, scale=scale, good=0, stuck=stuck, skipped=self.skipped + 1)
 
 
 def clip_factor(norm: float, limit: float) -> float:
@@ -327,7 +287,64 @@ def clip_factor(norm: float, limit: float) -> float:
     return limit / norm if norm > limit else 1.0
 
 
-# -- a step of all weights -------------------------------------------------------------------------
+def guarded(
+    norm: float, scale: LossScale | None, limit: float | None
+) -> tuple[LossScale | None, float | None]:
+    """(the next scale, what gradients are multiplied with) for unscaled gradients of this norm.
+
+    None in place of a factor leaves the step out: a norm that is not finite, under a scale.
+    """
+    finite = math.isfinite(norm)
+    scale = scale and scale.after(finite)
+    if scale is not None and not finite:
+        return scale, None
+    return scale, clip_factor(norm, limit) if limit is not None and finite else 1.0
+
+
+def unscaled(grads: Mapping[str, Array], scale: float) -> Arrays:
+    """Gradients of the loss itself; halves become float32.
+
+    Widened first and divided then: the other way round what was saved is lost again.
+
+    >>> g = (np.float32(1e-8) * np.float32(2**16)).astype(np.float16)
+    >>> f"{unscaled({'w': g.reshape(1)}, 2**16)['w'][0]:.4g}"
+    '9.997e-09'
+    """
+    return {name: _unscaled(g, scale, accumulator(g.dtype)) for name, g in grads.items()}
+
+
+def _unscaled(g: Array, scale: float, dtype: np.dtype) -> Array:
+    """New."""
+    g = g.astype(dtype)
+    if scale != 1:
+        g /= scale
+    return g
+
+
+# -- a step ----------------------------------------------------------------------------------------
+
+
+def update(
+    rule: Rule, states: Mapping[str, Array], g: Array, t: int, factor: float = 1, scale: float = 1
+) -> Arrays:
+    """The new ``states`` of an array after step ``t``, each rounded to its own element type.
+
+    ``states`` has by tensor class its weights, and as far as they are kept masters, moments and
+    fp32 gradients. The gradient ``g`` is of ``scale`` times the loss, and is multiplied with
+    ``factor``. Halves are computed in float32, as a fused kernel does.
+
+    >>> update(SGD(rate=1.0), {"weights": np.ones(1)}, np.array([8.0]), 1, factor=0.5, scale=16)
+    {'weights': array([0.75])}
+    """
+    source = states.get(MASTER, states["weights"])
+    dtype = accumulator(source.dtype)
+    g = _unscaled(g, scale, dtype)
+    if factor != 1:
+        g *= factor
+    kept = {tensor: states[tensor].astype(dtype, copy=False) for tensor in rule.keeps}
+    w, made = rule.step(source.astype(dtype, copy=False), g, kept, t)
+    made[WIDE_GRADIENTS] = g
+    return {tensor: flush(made.get(tensor, w), old.dtype) for tensor, old in states.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,17 +361,10 @@ class TrainState:
     """Steps that were taken; skipped ones don't count."""
 
     @property
-    def nbytes(self) -> dict[str, int]:
-        """Bytes of each tensor class; gradients are not kept.
-
-        >>> begin({"w": np.ones(1000, np.float32)}, Adam(), "float16").nbytes
-        {'weights': 2000, 'master weights': 4000, 'momentum': 4000, 'variance': 4000}
-        """
+    def classes(self) -> dict[str, Arrays]:
+        """All that is kept, by tensor class."""
         master = {MASTER: self.master} if self.master else {}
-        classes = {"weights": self.weights} | master | self.moments
-        return {
-            tensor: sum(x.nbytes for x in arrays.values()) for tensor, arrays in classes.items()
-        }
+        return {"weights": self.weights} | master | self.moments
 
 
 def begin(
@@ -363,7 +373,6 @@ def begin(
     dtype: DTypeLike | None = None,
     *,
     master: bool | None = None,
-    recipe: str | Recipe | None = None,
 ) -> TrainState:
     """The state before the first step, from weights as they were drawn.
 
@@ -371,44 +380,19 @@ def begin(
         Of the weights in the forward pass; as they are, if left out.
     master
         Whether single-precision masters are kept; left out: of halves they are.
-    recipe
-        In place of both: what this recipe of the planner has, also of the moments; its halves are
-        fp16.
 
     The masters are the weights as they came, not as they were rounded.
     """
-    states: DTypeLike | None = None  # the moments' type; None: that of what is stepped
-    if recipe is not None:
-        dtype, master, states = _of_recipe(load_recipe(recipe), rule)
     cast = {name: flush(w, dtype or w.dtype).copy() for name, w in weights.items()}
     if master is None:
         master = any(w.dtype.name in HALVES for w in cast.values())
-    masters = {
-        name: w.astype(accumulator(w.dtype), copy=True) for name, w in weights.items() if master
-    }
+    masters = {name: w.astype(accumulator(w.dtype)) for name, w in weights.items() if master}
+    stepped = masters or cast
     moments = {
-        kept: {
-            name: array_namespace(w).zeros(w.shape, w.dtype if states is None else as_dtype(states))
-            for name, w in (masters or cast).items()
-        }
-        for kept in rule.keeps
+        tensor: {name: array_namespace(w).zeros(w.shape, w.dtype) for name, w in stepped.items()}
+        for tensor in rule.keeps
     }
     return TrainState(cast, masters, moments)
-
-
-def _of_recipe(recipe: Recipe, rule: Rule) -> tuple[DTypeLike, bool, DTypeLike | None]:
-    """(dtype, master, states) that hold what the recipe counts."""
-    known = {2: np.float16, 4: np.float32, 8: np.float64}
-    held = {s.tensor: s.bytes for s in recipe.states if s.of == "parameters"}
-    wanted = {"weights", "gradients", *rule.keeps} | ({MASTER} & set(held))
-    kept = {held[each] for each in rule.keeps if each in held}
-    if set(held) != wanted or len(kept) > 1 or not set(held.values()) <= set(known):
-        raise ConfigError(
-            f"recipe {recipe.name!r} keeps {', '.join(held)}, and a step by {type(rule).__name__} "
-            f"{', '.join(sorted(wanted))} of 2, 4 or 8 B; rule_for({recipe.name!r}) is the rule "
-            f"whose moments it keeps, 'mixed-adam-16' a recipe that can be stepped"
-        )
-    return known[held["weights"]], MASTER in held, known[kept.pop()] if kept else None
 
 
 def advance(
@@ -433,39 +417,26 @@ def advance(
     >>> state.weights["w"].tolist(), norm
     ([0.5], 8.0)
     """
-    if missing := sorted(set(state.weights) ^ set(grads)):
+    if odd := sorted(state.weights.keys() ^ grads.keys()):
         raise ConfigError(
             f"a step needs a gradient for each of {len(state.weights)} weights and no other, got "
-            f"{len(grads)}; {missing[0]!r} is on one side only: pass zeros where a weight had no "
-            f"part"
+            f"{len(grads)}; {odd[0]!r} is on one side only: pass zeros where a weight had no part"
         )
-    stepped, divisor = state.master or state.weights, scale.scale if scale else 1
-    # computed as a fused kernel does, halves in float32
-    work = {name: accumulator(w.dtype) for name, w in stepped.items()}
-    wide = {name: _unscaled(g, divisor, work[name]) for name, g in grads.items()}
+    stepped, divisor = state.master or state.weights, scale.scale if scale else 1.0
+    wide = {n: _unscaled(grads[n], divisor, accumulator(w.dtype)) for n, w in stepped.items()}
     # in float64: halves overflow from 256 on
     norm = math.sqrt(float(sum((g.astype(np.float64) ** 2).sum() for g in wide.values())))
-    finite = math.isfinite(norm)
-    if scale is not None:
-        scale = scale.after(finite)
-        if not finite:
-            return state, scale, norm
-    factor = clip_factor(norm, limit) if limit is not None and finite else 1.0
-    made: Arrays = {}
-    moments: dict[str, Arrays] = {kept: {} for kept in rule.keeps}
-    for name, w in stepped.items():
-        g = wide.pop(name)  # its memory is the next array's
-        g = g if limit is None else g * work[name].type(factor)
-        held = {each: state.moments[each][name] for each in rule.keeps}
-        kept = {each: value.astype(work[name], copy=False) for each, value in held.items()}
-        made[name], new = rule.step(w.astype(work[name], copy=False), g, kept, state.t + 1)
-        for each, value in new.items():
-            moments[each][name] = flush(value, held[each].dtype)
-    weights, master = (
-        {name: flush(made[name], w.dtype) for name, w in arrays.items()}
-        for arrays in (state.weights, state.master)
-    )
-    return TrainState(weights, master, moments, state.t + 1), scale, norm
+    scale, factor = guarded(norm, scale, limit)
+    if factor is None:
+        return state, scale, norm
+    made: dict[str, Arrays] = {tensor: {} for tensor in state.classes}
+    for name in stepped:
+        mine = {tensor: arrays[name] for tensor, arrays in state.classes.items()}
+        # its memory is the next array's
+        for tensor, new in update(rule, mine, wide.pop(name), state.t + 1, factor).items():
+            made[tensor][name] = new
+    new_state = TrainState(made.pop("weights"), made.pop(MASTER, {}), made, state.t + 1)
+    return new_state, scale, norm
 
 
 def flush(x: Array, dtype: DTypeLike) -> Array:

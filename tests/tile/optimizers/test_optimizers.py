@@ -1,4 +1,7 @@
-"""SGD, Adam and AdamW: against the formulas in loops, and laws that need no reference."""
+"""SGD, Adam and AdamW against their formulas in loops; loss scales; steps in mixed precision.
+
+Holds `tiledask.tile.optimizers`.
+"""
 
 import math
 
@@ -7,7 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledask.tile.optimizers import SGD, Adam, AdamW, rule_for
+from tiledask.errors import ConfigError, DivergedError
+from tiledask.tile.backend import as_dtype
+from tiledask.tile.optimizers import SGD, Adam, AdamW, LossScale, advance, begin, unscaled
+
+# -- rules -----------------------------------------------------------------------------------------
 
 RULES = (
     SGD(0.1),
@@ -95,7 +102,153 @@ def test_a_step_changes_nothing_and_keeps_the_type(rule, xp):
     assert all(float(each.sum()) == 0.75 for each in states.values())
 
 
-def test_the_rule_of_a_recipe():
-    assert rule_for("mixed-adam-16") == Adam()
-    assert rule_for("fp32-momentum", 0.1) == SGD(0.1, momentum=0.9)
-    assert rule_for("fp32-sgd") == SGD()
+# -- loss scales -----------------------------------------------------------------------------------
+
+
+def grad_scaler(scale, growth, backoff, interval, floor, steps):
+    """torch.amp.GradScaler's rule, a variable at a time."""
+    tracker, scales, skipped = 0, [], 0
+    for finite in steps:
+        if finite:
+            tracker += 1
+            if tracker == interval:
+                scale, tracker = scale * growth, 0
+        else:
+            scale, tracker, skipped = max(scale * backoff, floor), 0, skipped + 1
+        scales.append(scale)
+    return scales, skipped
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 5), st.sampled_from([1.0, 64.0]))
+def test_the_scale_grows_and_backs_off(steps, interval, floor):
+    scale, scales = LossScale(1024.0, 2.0, 0.5, interval, floor, patience=99), []
+    for finite in steps:
+        scale = scale.after(finite)
+        scales.append(scale.scale)
+    assert (scales, scale.skipped) == grad_scaler(1024.0, 2.0, 0.5, interval, floor, steps)
+
+
+@pytest.mark.parametrize(
+    ("scale", "after"),
+    [
+        (LossScale(2.0, interval=1, ceiling=4.0), [4, 4, 4, 2, 1, 1, 1]),
+        (LossScale.static(128.0), [128] * 7),
+    ],
+)
+def test_a_scale_stays_between_floor_and_ceiling(scale, after):
+    steps = [True] * 3 + [False] * 4
+    assert [(scale := scale.after(finite)).scale for finite in steps] == after
+    assert scale.skipped == 4
+
+
+@pytest.mark.parametrize("scale", [LossScale(2.0, patience=3), LossScale.static(1.0, patience=2)])
+def test_at_the_floor_patience_ends(scale):
+    for _ in range(3 if scale.scale == 2 else 1):
+        scale = scale.after(False)
+    assert scale.after(True).stuck == 0
+    with pytest.raises(DivergedError, match=f"{scale.patience} steps in a row .* floor, 1, "):
+        scale.after(False)
+
+
+def test_gradients_are_widened_before_they_are_divided():
+    wide = unscaled({"w": np.array([2.0**-10], np.float16)}, 2.0**16)["w"]
+    assert (wide.dtype, wide[0]) == (np.float32, 2.0**-26)  # which fp16 doesn't have
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+def drawn(seed=0, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    shapes = {"wq": (4, 6), "bq": (6,), "table": (11, 4)}
+    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float16", 11), ("bfloat16", 8)])
+def test_half_a_step_of_the_last_digit_is_lost_without_a_master(dtype, bits):
+    """1 + 2^-bits lies half-way between 1 and its neighbour, and ties go to the even one: 1."""
+    rule, gradient = SGD(rate=1.0), np.array([-(2.0**-bits)]).astype(as_dtype(dtype))
+    for master, end in ((False, 1.0), (True, 1 + 64 * 2.0**-bits)):
+        state = begin({"w": np.ones(1, np.float32)}, rule, dtype, master=master)
+        for _ in range(64):
+            state, *_ = advance(state, rule, {"w": gradient})
+        assert float(state.weights["w"][0]) == end
+
+
+@pytest.mark.parametrize("scale", [None, 2.0**7, 2.0**16])
+def test_masters_step_like_fp32_whatever_power_of_two_scales_the_loss(scale):
+    """To the bit; and the forward's weights are the masters, rounded."""
+    rule, weights = AdamW(0.01), drawn()
+    half, single = begin(weights, rule, "bfloat16"), begin(weights, rule)
+    np.testing.assert_array_equal(half.master["wq"], weights["wq"])
+    of_loss = scale and LossScale(scale)
+    for seed in range(5):
+        grads = {name: g.astype(as_dtype("bfloat16")) for name, g in drawn(seed + 1).items()}
+        scaled = {name: (g * (scale or 1)).astype(g.dtype) for name, g in grads.items()}
+        half, of_loss, norm = advance(half, rule, scaled, of_loss, limit=1.0)
+        wide = {name: g.astype(np.float32) for name, g in grads.items()}
+        single, _, same = advance(single, rule, wide, limit=1.0)
+        assert norm == same > 1
+    for name in weights:
+        np.testing.assert_array_equal(half.master[name], single.weights[name])
+        np.testing.assert_array_equal(
+            half.weights[name], half.master[name].astype(as_dtype("bfloat16"))
+        )
+
+
+def test_an_overflow_skips_the_step_and_lowers_the_scale():
+    rule, scale = Adam(), LossScale(8.0)
+    state = start = begin({"w": np.ones(2, np.float32)}, rule, "float16")
+    for bad, lower in ((np.inf, 4.0), (np.nan, 2.0)):
+        state, scale, norm = advance(state, rule, {"w": np.array([bad, 1], np.float16)}, scale)
+        assert state is start
+        assert (scale.scale, norm) == (lower, pytest.approx(bad, nan_ok=True))
+    state, scale, norm = advance(state, rule, {"w": np.array([2, 0], np.float16)}, scale)
+    assert (state.t, norm, scale.skipped) == (1, 1.0, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_norm_is_of_all_gradients_and_squares_of_halves_do_not_overflow(dtype):
+    rule, grads = SGD(rate=1.0), {"w": np.full((9, 10), 3000, dtype), "b": np.full(10, 3000, dtype)}
+    start = begin({name: np.zeros(g.shape, np.float32) for name, g in grads.items()}, rule)
+    state, _, norm = advance(start, rule, grads, limit=0.5)
+    assert norm == 30000
+    for name, g in grads.items():
+        np.testing.assert_allclose(state.weights[name], -0.5 / norm * g.astype("f4"), rtol=1e-6)
+
+
+def test_a_step_changes_no_array_of_the_state(xp):
+    rule, weights = Adam(), {name: xp.asarray(w) for name, w in drawn().items()}
+    state = begin(weights, rule, "float16")
+    arrays = [(x, weights[name]) for held in state.classes.values() for name, x in held.items()]
+    before = [x.copy() for x, _ in arrays]
+    advance(state, rule, {name: w.astype("float16") for name, w in weights.items()})
+    for (x, drew), was in zip(arrays, before, strict=True):
+        assert x is not drew
+        assert bool((x == was).all())
+
+
+STATE = begin({"w": np.ones(1), "b": np.ones(1)}, SGD())
+REFUSED = [
+    (lambda: SGD(-1.0), "rate is 0 or more, got -1"),
+    (lambda: Adam(beta2=1.0), "beta2 is from 0 up to, not including, 1, got 1"),
+    (lambda: SGD(nesterov=True), "momentum above 0 and no dampening, got 0"),
+    (lambda: LossScale(0.5), "above 0, and its ceiling: 1 to .* got 0.5"),
+    (lambda: LossScale(backoff=1.0), "less than 1, got growth=2, interval=2000 and backoff=1"),
+    (lambda: advance(STATE, SGD(), {"w": np.ones(1)}), "2 weights and no other, got 1; 'b' is"),
+    (
+        lambda: advance(STATE, SGD(), dict.fromkeys("wbc", np.ones(1))),
+        "2 weights and no other, got 3; 'c' is",
+    ),
+    (
+        lambda: advance(STATE, SGD(), dict.fromkeys("wb", np.ones(1)), limit=0.0),
+        "to a norm above 0, got 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_refused_with_the_rule(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()

@@ -31,7 +31,7 @@ from tiledask.tile.backend import accumulator, array_namespace, as_dtype
 from tiledask.tile.epilogue import pieces
 from tiledask.tile.layers.by_name import KERNELS, RankPart
 from tiledask.tile.memory.pool import Pool
-from tiledask.tile.optimizers import LossScale, clip_factor, flush
+from tiledask.tile.optimizers import LossScale, guarded, update
 
 __all__ = ["Guard", "Packing", "Trainer"]
 
@@ -92,14 +92,9 @@ class Guard:
 
         ``squares``: the sum of all gradients', in float64, scaled as the loss is.
         """
-        norm = math.sqrt(squares) / self.loss_scale
-        self.norms.append(norm)
-        finite = math.isfinite(norm)
-        if self.scale is not None:
-            self.scale = self.scale.after(finite)
-            if not finite:
-                return None
-        return clip_factor(norm, self.clip) if self.clip is not None and finite else 1.0
+        self.norms.append(math.sqrt(squares) / self.loss_scale)
+        self.scale, factor = guarded(self.norms[-1], self.scale, self.clip)
+        return factor
 
 
 def squares(flat: Any, mine: Any) -> float:
@@ -357,22 +352,14 @@ class Trainer:
             mine["weights"] = new = mine["weights"][part.here]
         for piece in pieces(gradients):
             of_piece = {tensor: array[piece] for tensor, array in mine.items()}
-            self._step_piece(gradients[piece], of_piece, factor, divisor, int(updates))
+            made = update(
+                self.job.rule,
+                of_piece,
+                gradients[piece],
+                int(updates),
+                float(factor),
+                float(divisor),
+            )
+            for tensor, array in of_piece.items():
+                array[...] = made[tensor]
         return new
-
-    def _step_piece(
-        self, g: Any, mine: Mapping[str, Any], factor: float, divisor: float, steps: int
-    ) -> None:
-        rule, source = self.job.rule, mine.get(MASTER, mine["weights"])
-        w = source.astype(accumulator(source.dtype), copy=False)
-        g = g.astype(w.dtype)
-        if divisor != 1:
-            g /= divisor
-        if factor != 1:
-            g *= factor
-        keeps: tuple[str, ...] = rule.keeps
-        kept = {s: mine[s].astype(w.dtype, copy=False) for s in keeps}
-        new, states = rule.step(w, g, kept, steps)
-        states |= {"fp32 gradients": g}
-        for tensor, array in mine.items():
-            array[...] = flush(states.get(tensor, new), array.dtype)
