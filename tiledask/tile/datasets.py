@@ -8,10 +8,9 @@ import gzip
 import os
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -26,13 +25,6 @@ __all__ = ["Images", "Text", "load_images", "load_text"]
 
 MOST_BYTES = 2**29
 """Of a file's arrays, unpacked: a small file can hold far more zeros than there is memory."""
-
-
-def _part_of(count: int, share: float) -> int:
-    """How many of ``count`` are before a split."""
-    if not 0 < share < 1:
-        raise ConfigError(f"data are split between 0 and 1, got {share}; 0.9 is usual")
-    return round(share * count)
 
 
 def _shipped(folder: str, ends: str) -> tuple[str, ...]:
@@ -54,45 +46,18 @@ class Text:
     characters: str
     """Every character that occurs, sorted: number i stands for the i-th."""
     ids: np.ndarray
-    """[length] int32, not to be changed."""
+    """[length], of as few bytes as they need; not to be changed."""
     floor: float | None = None
     """The best loss there is, in nats per character; None where nobody knows it."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What is sent to each rank of a training: numbers of no more bytes than they need."""
-        few = np.min_scalar_type(max(1, len(self.characters)) - 1)
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"ids": self.ids.astype(few)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state | {"ids": state["ids"].astype(np.int32)})
 
     @property
     def vocabulary(self) -> int:
         """How many characters there are."""
         return len(self.characters)
 
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {character: i for i, character in enumerate(self.characters)}
-
-    def encode(self, text: str) -> np.ndarray:
-        """The numbers [length] of a text; ConfigError for a character that does not occur."""
-        try:
-            return np.array([self._numbers[c] for c in text], np.int32)
-        except KeyError as error:
-            raise ConfigError(
-                f"{self.name!r} has {self.vocabulary} characters and {error} is none of them: "
-                f"{self.characters!r}"
-            ) from None
-
     def decode(self, ids: Array) -> str:
         """The text of numbers, in a row."""
         return "".join(self.characters[i] for i in ids)
-
-    def split(self, share: float = 0.9) -> tuple["Text", "Text"]:
-        """(to learn from, to test with): the first ``share`` of the text, and the rest."""
-        at = _part_of(len(self.ids), share)
-        return replace(self, ids=self.ids[:at]), replace(self, ids=self.ids[at:])
 
     def batch(
         self,
@@ -122,7 +87,7 @@ class Text:
         drawn = splitmix64(key(seed, "batch", step), positions((size,), (rows,)))
         first = (drawn % np.uint64(starts)).astype(np.int64)
         at = first[:, None] + np.arange(sequence)
-        return self.ids[at], self.ids[at + 1]
+        return self.ids[at].astype(np.int32), self.ids[at + 1].astype(np.int32)
 
     def __repr__(self) -> str:
         floor = "" if self.floor is None else f", best loss {self.floor:.4f}"
@@ -155,7 +120,7 @@ def load_text(name: str | os.PathLike[str]) -> Text:
     characters = "".join(sorted(set(content)))
     points = np.frombuffer(content.encode("utf-32-le"), np.uint32)
     ids = np.searchsorted(np.array([ord(c) for c in characters], np.uint32), points)
-    ids = ids.astype(np.int32)
+    ids = ids.astype(np.min_scalar_type(len(characters) - 1))
     ids.flags.writeable = False
     return Text(path.stem.removesuffix(".txt"), characters, ids, floor)
 
@@ -174,17 +139,6 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def split(self, share: float = 0.8) -> tuple["Images", "Images"]:
-        """(to learn from, to test with): the first ``share`` of the pictures, and the rest."""
-        at = _part_of(len(self), share)
-        first = replace(self, pixels=self.pixels[:at], labels=self.labels[:at])
-        return first, replace(self, pixels=self.pixels[at:], labels=self.labels[at:])
-
-    def inputs(self, at: Any = slice(None), dtype: DTypeLike = "float32") -> np.ndarray:
-        """[count, 1, rows, columns] from 0 to 1, as a convolution takes them."""
-        pixels: np.ndarray = self.pixels[at][:, None]
-        return (pixels / np.float32(255)).astype(as_dtype(dtype))
-
     def batch(
         self,
         seed: int,
@@ -193,10 +147,10 @@ class Images:
         rows: slice | Sequence[int] = slice(None),
         dtype: DTypeLike = "float32",
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs [rows, 1, height, width], labels [rows]) of a step's batch of ``size`` pictures.
+        """(inputs [rows, 1, height, width] from 0 to 1, labels [rows]) of a step's batch.
 
-        Batches follow each other through all pictures, in another order each time. ``rows`` of
-        the batch are drawn, and the others need not be.
+        Batches of ``size`` follow each other through all pictures, in another order each time.
+        ``rows`` of the batch are drawn, and the others need not be.
 
         >>> digits = load_images("digits")
         >>> _, labels = digits.batch(0, 5, size=64)
@@ -214,7 +168,8 @@ class Images:
             here = places // len(self) == turn
             drawn = splitmix64(key(seed, "order", turn), np.arange(len(self)))
             at[here] = np.argsort(drawn, kind="stable")[places[here] % len(self)]
-        return self.inputs(at, dtype), self.labels[at]
+        pixels = self.pixels[at][:, None] / np.float32(255)
+        return pixels.astype(as_dtype(dtype)), self.labels[at]
 
     def __repr__(self) -> str:
         _, high, wide = self.pixels.shape
@@ -239,9 +194,8 @@ def load_images(name: str | os.PathLike[str]) -> Images:
             pixels, labels = file["pixels"], file["labels"].astype(np.int64)
     except Exception as error:  # numpy and zipfile raise a dozen kinds for a file that is damaged
         raise ConfigError(
-            f"pictures are one of {', '.join(pictures)}, or an .npz file with pixels "
-            f"[count, rows, columns] and labels [count]; {short(str(name))} is not "
-            f"({str(error)[:200] or type(error).__name__})"
+            f"pictures are one of {', '.join(pictures)}, or an .npz file with pixels and labels; "
+            f"{short(str(name))} is not ({str(error)[:200] or type(error).__name__})"
         ) from None
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or labels.shape != pixels.shape[:1]:
         raise ConfigError(
