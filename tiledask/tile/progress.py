@@ -8,13 +8,10 @@ cell        [=========  ] summa product 18/20             becomes what a reader 
 import os
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import partial
 from time import monotonic
-from typing import Any
 
 from tiledask.plan import html
 from tiledask.plan.units import format_seconds
@@ -42,9 +39,9 @@ def showing(what: str, look: Look, unit: str = "", after: float = AFTER) -> Iter
     Without a unit, and where no reader opened the notebook, that is empty.
     """
     over, well = threading.Event(), threading.Event()
-    # of this context: a notebook knows by it to which cell the bar belongs
-    draw = partial(copy_context().run, _draw, what, look, unit, after, over, well)
-    drawing = threading.Thread(target=draw, name="progress", daemon=True)
+    # in this context: a notebook knows by it to which cell the bar belongs
+    given = _draw, what, look, unit, after, over, well
+    drawing = threading.Thread(target=copy_context().run, args=given, name="progress", daemon=True)
     drawing.start()
     try:
         yield
@@ -95,41 +92,35 @@ def _on_stderr(what: str, looks: Iterator[Seen]) -> None:
 
     # in a notebook rich would ask for ipywidgets, and say so in the cell's output
     console = Console(stderr=True, force_jupyter=False)
-    columns = (
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("{task.fields[more]}", markup=False),
-        progress.TimeRemainingColumn(),
+    text, more = (
+        progress.TextColumn(f"{{task.{of}}}", markup=False)
+        for of in ("description", "fields[more]")
     )
+    columns = text, progress.BarColumn(), progress.MofNCompleteColumn(), more
+    left = progress.TimeRemainingColumn()
     # a log keeps the last line; a terminal has seen those before
-    with progress.Progress(*columns, console=console, transient=console.is_terminal) as drawn:
-        task = drawn.add_task(what, total=None, more="")
-        for done, of, more in looks:
-            drawn.update(task, completed=done, total=of, more=more)
+    with progress.Progress(*columns, left, console=console, transient=console.is_terminal) as bar:
+        task = bar.add_task(what, total=None, more="")
+        for done, of, words in looks:
+            bar.update(task, completed=done, total=of, more=words)
 
 
 def _in_cell(
     what: str, unit: str, looks: Iterator[Seen], begun: float, well: threading.Event
 ) -> None:
     """A display that is empty before, and afterwards a sentence for whoever reads the notebook."""
-    publisher: Any = sys.modules["IPython"].get_ipython().display_pub
-    publish = partial(publisher.publish, transient={"display_id": f"tiledask-{uuid.uuid4().hex}"})
-    publish({})
-    counted = more = ""
+    display = sys.modules["IPython"].display.display
+    shown = display({}, raw=True, display_id=True)
     for done, of, more in looks:
-        known = f' value="{done}" max="{of}"' if of else ""
-        counted = f"{done} of {of} {unit}" if of else ""
-        words = f"{what} {done}/{of}" if of else what
-        words += f", {more}" if more else ""
+        words = [f"{what} {done}/{of}" if of else what, more]
         if of and 0 < done < of:
-            left = (monotonic() - begun) * (of - done) / done
-            words += f", about {left:.0f} s left"
-        bar = f"<progress{known}></progress> {html.words(words)}"
-        publish({"text/html": bar, "text/plain": words}, update=True)
-    broken = "" if well.is_set() else "broken off at" if counted else "broken off"
-    words = f"{what}: {broken} {counted}" if broken or counted else what
-    took = format_seconds(monotonic() - begun)
-    words = ", ".join(filter(None, (" ".join(words.split()), took, more)))
-    last = {"text/html": html.words(words), "text/plain": words}
-    publish(last if unit and _SESSION in os.environ else {}, update=True)
+            words.append(f"about {(monotonic() - begun) * (of - done) / done:.0f} s left")
+        text, known = ", ".join(filter(None, words)), f' value="{done}" max="{of}"' if of else ""
+        bar = f"<progress{known}></progress> {html.words(text)}"
+        shown.update({"text/html": bar, "text/plain": text}, raw=True)
+    words = [] if well.is_set() else ["broken off", *["at"] * bool(of)]
+    words += [f"{done} of {of} {unit}"] if of else []
+    text = ": ".join(filter(None, (what, " ".join(words))))
+    text = ", ".join(filter(None, (text, format_seconds(monotonic() - begun), more)))
+    last = {"text/html": html.words(text), "text/plain": text}
+    shown.update(last if unit and _SESSION in os.environ else {}, raw=True)
