@@ -9,7 +9,7 @@ from twins.mutants import mutant, survey
 from twins.readers import READERS
 
 from tiledask import errors
-from tiledask.tile.memory.pool import Refused
+from tiledask.tile.memory import Refused
 
 ERRORS = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
 

@@ -183,8 +183,8 @@ def check_states(recipe: Recipe) -> None:
     for s in recipe.states:
         if s.tensor not in KNOWN or s.bytes not in (2, 4, 8) or s.of != "parameters":
             raise ConfigError(
-                f"what can be run keeps {', '.join(KNOWN)} of 2, 4 or 8 B for all parameters, and "
-                f"recipe {recipe.name!r} {s.bytes} B of {s.tensor!r} for each of the {s.of}"
+                f"recipe {recipe.name!r} keeps {s.bytes} B of {s.tensor!r} for each of the {s.of}; "
+                f"what can be run keeps {', '.join(KNOWN)} of 2, 4 or 8 B for all parameters"
             )
 
 

@@ -1,7 +1,7 @@
 """Memory claims, run: pools count and refuse, gradients are right, verdicts and peaks agree.
 
 Holds `tiledask.distributed.memory.case`, `tiledask.distributed.memory.device_run`,
-`tiledask.errors` and `tiledask.tile.memory.pool`.
+`tiledask.errors` and `tiledask.tile.memory`.
 """
 
 import ast
@@ -34,7 +34,7 @@ from tiledask.lab.claims import compare_claims
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, State, load_recipe
 from tiledask.tile import probe
-from tiledask.tile.memory.pool import Pool, Refused
+from tiledask.tile.memory import Pool, Refused
 
 Layout = td.Layout
 TINY = Model(hidden=16, layers=3, heads=4, ffn=24, vocab=19, learned_pos=8, name="tiny")

@@ -15,7 +15,7 @@ from distributed import WorkerPlugin
 
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import namespace
-from tiledask.tile.memory.pool import Refused
+from tiledask.tile.memory import Refused
 
 __all__ = ["OnePool", "allocate", "cap", "held", "peak_bytes", "problem", "reachable", "reset_peak"]
 
@@ -107,7 +107,7 @@ def allocate(nbytes: int) -> Any:
                 f"{format_bytes(nbytes)} of the GPU beside {format_bytes(before)} that this worker "
                 f"holds make {format_bytes(before + nbytes)}, {why}"
             )
-            refused.asked, refused.held = nbytes, before
+            refused.needed = before + nbytes
             raise refused
         _peak = max(_peak, _pool.used_bytes())
     return pointer

@@ -27,7 +27,7 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.plan.whole import is_whole, whole_number
-from tiledask.tile.memory.pool import Refused
+from tiledask.tile.memory import Refused
 from tiledask.tile.optimizers import check_states
 
 __all__ = ["TOLERANCE", "ClaimRun", "DeviceRun", "run_claim"]

@@ -36,7 +36,7 @@ from tiledask.plan.program.making.zero import DATA
 from tiledask.plan.program.ops import Op, action_of
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import array_namespace, namespace, to_numpy
-from tiledask.tile.memory.pool import Pool, Refused
+from tiledask.tile.memory import Pool, Refused
 
 __all__ = ["ClaimTrainer", "DeviceRun", "run_pipeline", "run_states", "step"]
 

@@ -30,7 +30,7 @@ from tiledask.tile import layers as tile
 from tiledask.tile.backend import accumulator, array_namespace, as_dtype
 from tiledask.tile.epilogue import pieces
 from tiledask.tile.layers.by_name import KERNELS, RankPart
-from tiledask.tile.memory.pool import Pool
+from tiledask.tile.memory import Pool
 from tiledask.tile.optimizers import LossScale, guarded, update
 
 __all__ = ["Guard", "Packing", "Trainer"]

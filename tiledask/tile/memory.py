@@ -24,17 +24,10 @@ __all__ = ["Pool", "Refused"]
 
 
 class Refused(DoesNotFitError):
-    """An allocation that a pool did not make: its bytes, and what was there at that moment."""
+    """An allocation that a pool did not make."""
 
-    tensor: str = ""
-    moment: str = ""
-    asked: int = 0
-    held: int = 0
-
-    @property
-    def needed(self) -> int:
-        """Bytes that would have been held, had it been made."""
-        return self.held + self.asked
+    needed: int = 0
+    """Bytes that would have been held, had it been made."""
 
 
 class Pool:
@@ -46,7 +39,7 @@ class Pool:
     >>> weights = pool.empty("weights", (20,), np.float32)
     >>> pool.held, pool.empty("weights", (20,), np.float32)
     Traceback (most recent call last):
-    tiledask.tile.memory.pool.Refused: 80 B of weights at the start: 80 B held + 80 B = 160 B of 100 B, 60 B too many
+    tiledask.tile.memory.Refused: 80 B of weights at the start: 80 B held + 80 B = 160 B of 100 B, 60 B too many
     >>> del weights
     >>> pool.held, pool.peak
     (0, 80)
@@ -56,18 +49,23 @@ class Pool:
         self.capacity = capacity
         """Bytes; no limit if infinite."""
         self.xp = namespace(backend)
-        self.held = 0
-        """Bytes now."""
         self.moment = ALWAYS
-        self._by_tensor: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()
+        """Bytes now, by tensor class."""
         self._known: set[int] = set()
         """Arrays that are counted, by their id."""
-        self._fullest: dict[str, tuple[int, dict[str, int]]] = {}
+        self._fullest: dict[str, Counter[str]] = {}
+        """What was held when it was most, by moment."""
+
+    @property
+    def held(self) -> int:
+        """Bytes now."""
+        return self._held.total()
 
     @property
     def peak(self) -> int:
         """The most bytes that were held at once."""
-        return max((held for held, _ in self._fullest.values()), default=0)
+        return max((held.total() for held in self._fullest.values()), default=0)
 
     def enter(self, moment: str) -> None:
         """None; from now on peaks are those of ``moment``."""
@@ -78,12 +76,6 @@ class Pool:
         """A new counted array, its contents arbitrary; raises Refused if it does not fit."""
         nbytes = prod(shape) * np.dtype(dtype).itemsize
         (array,) = self.made([(tensor, nbytes)], lambda: [self.xp.empty(shape, dtype)])
-        return array
-
-    def put(self, tensor: str, value: Array, dtype: DTypeLike | None = None) -> Array:
-        """A counted copy of ``value``, as ``dtype`` if that is given."""
-        array = self.empty(tensor, value.shape, value.dtype if dtype is None else dtype)
-        array[...] = value
         return array
 
     def made(
@@ -103,7 +95,7 @@ class Pool:
         asked: list[tuple[str, int]] = []
         try:
             for tensor, nbytes in (*sizes, *[("work space", work)] * bool(work)):
-                self._ask(tensor, nbytes)
+                self._add(tensor, nbytes)
                 asked.append((tensor, nbytes))
             self._look()
             try:
@@ -115,21 +107,20 @@ class Pool:
             raise
         except MemoryError as error:  # this machine, or its cap on the process, came first
             tensor, nbytes = asked.pop() if asked else ("work space", 0)
-            self._count(tensor, -nbytes)
+            self._held[tensor] -= nbytes
             raise self._refused(tensor, nbytes, f"which the system refused ({error})") from None
         finally:
             for tensor, nbytes in asked:
-                self._count(tensor, -nbytes)
+                self._held[tensor] -= nbytes
         for (tensor, _), array in zip(sizes, arrays, strict=True):
             self._adopt(tensor, array)
         self._look()
         return arrays
 
-    def _ask(self, tensor: str, nbytes: int) -> None:
-        if self.held + nbytes > self.capacity:
-            over = self.held + nbytes - int(self.capacity)
-            raise self._refused(tensor, nbytes, f"{format_bytes(over)} too many")
-        self._count(tensor, nbytes)
+    def _add(self, tensor: str, nbytes: int) -> None:
+        if (over := self.held + nbytes - self.capacity) > 0:
+            raise self._refused(tensor, nbytes, f"{format_bytes(int(over))} too many")
+        self._held[tensor] += nbytes
 
     def _adopt(self, tensor: str, array: Array) -> None:
         """Count an array, or that of which it is a view, until the last view of it goes."""
@@ -137,44 +128,41 @@ class Pool:
             array = array.base
         if id(array) in self._known or not isinstance(array, self.xp.ndarray):
             return  # a single number is none of the device's arrays
-        self._ask(tensor, array.nbytes)
+        self._add(tensor, array.nbytes)
         self._known.add(id(array))
         gone = weakref.finalize(array, self._forget, id(array), tensor, array.nbytes)
         gone.atexit = False
 
     def _forget(self, array: int, tensor: str, nbytes: int) -> None:
         self._known.discard(array)
-        self._count(tensor, -nbytes)
+        self._held[tensor] -= nbytes
+
+    def _look(self) -> None:
+        if self.moment not in self._fullest or self.held > self._fullest[self.moment].total():
+            self._fullest[self.moment] = +self._held
 
     def rows(self, place: int) -> list[Row]:
         """Ledger rows: what was there before the first moment, and what each moment added to it
         when it was at its fullest."""
-        source = "bytes of the arrays held"
-        _, always = self._fullest.get(ALWAYS, (0, {}))
-        rows = [Row(place, tensor, ALWAYS, n, source=source) for tensor, n in always.items()]
-        for moment, (_, held) in self._fullest.items():
+        always = self._fullest.get(ALWAYS, Counter())
+        found = [(ALWAYS, dict(always))]
+        for moment, held in self._fullest.items():
             if moment != ALWAYS:
-                more = {tensor: n - always.get(tensor, 0) for tensor, n in held.items()}
-                more = {tensor: n for tensor, n in more.items() if n} or {"activations": 0}
-                rows += [Row(place, tensor, moment, n, source=source) for tensor, n in more.items()]
-        return rows
-
-    def _count(self, tensor: str, nbytes: int) -> None:
-        self.held += nbytes
-        self._by_tensor[tensor] += nbytes
-
-    def _look(self) -> None:
-        most, _ = self._fullest.get(self.moment, (-1, {}))
-        if self.held > most:
-            self._fullest[self.moment] = self.held, +self._by_tensor
+                more = {tensor: n - always[tensor] for tensor, n in held.items()}
+                found.append((moment, {t: n for t, n in more.items() if n} or {"activations": 0}))
+        return [
+            Row(place, tensor, moment, n, source="bytes of the arrays held")
+            for moment, tensors in found
+            for tensor, n in tensors.items()
+        ]
 
     def _refused(self, tensor: str, nbytes: int, why: str) -> Refused:
         of = f" of {format_bytes(self.capacity)}" if self.capacity < float("inf") else ""
         when = "at the start" if self.moment == ALWAYS else f"({self.moment})"
+        needed = self.held + nbytes
         error = Refused(
             f"{format_bytes(nbytes)} of {tensor} {when}: {format_bytes(self.held)} held + "
-            f"{format_bytes(nbytes)} = {format_bytes(self.held + nbytes)}{of}, {why}"
+            f"{format_bytes(nbytes)} = {format_bytes(needed)}{of}, {why}"
         )
-        error.tensor, error.moment = tensor, self.moment
-        error.asked, error.held = nbytes, self.held
+        error.needed = needed
         return error

@@ -1,4 +1,0 @@
-"""A device's memory.
-
-pool.py   counts arrays, refuses the next
-"""
