@@ -1,0 +1,471 @@
+"""Layers against their definitions, one number at a time; split over devices; and of halves.
+
+Holds `tiledask.tile.layers.attention`, `tiledask.tile.layers.composites`,
+`tiledask.tile.layers.conv`, `tiledask.tile.layers.cross_entropy`,
+`tiledask.tile.layers.embedding`, `tiledask.tile.layers.norms` and
+`tiledask.tile.layers.operands`.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from oracles.gradients import assert_transpose, draw
+
+from tiledask.errors import KernelError
+from tiledask.tile import as_dtype, gelu, to_numpy
+from tiledask.tile import layers as L
+from tiledask.tile.layers.by_name import KERNELS, RankPart
+
+HALVES = ["float16", "bfloat16"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def attention_by_loops(q, k, v, kv_of, causal=True):
+    """A query, a key and a column at a time, in Python's floats."""
+    b, heads, s, e = q.shape
+    y = np.empty((b, heads, s, v.shape[-1]))
+    for n, h, i in np.ndindex(b, heads, s):
+        keys = range(min(k.shape[2], i + 1) if causal else k.shape[2])
+        g = kv_of[h]
+        weights = [math.exp(math.fsum(q[n, h, i] * k[n, g, j]) / math.sqrt(e)) for j in keys]
+        for f in range(v.shape[-1]):
+            seen = math.fsum(w * v[n, g, j, f] for w, j in zip(weights, keys, strict=True))
+            y[n, h, i, f] = seen / math.fsum(weights)
+    return y
+
+
+@given(st.tuples(*map(st.integers, [1] * 7, (2, 5, 3, 5, 5, 3, 3))), st.booleans(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_attention_is_its_definition(extents, causal, data):
+    b, heads, kv, s, t, e, f = extents
+    kv_of = tuple(data.draw(st.lists(st.integers(0, kv - 1), min_size=heads, max_size=heads)))
+    q, k, v = draw((b, heads, s, e), (b, kv, t, e), (b, kv, t, f))
+    y, _ = L.attention(q, k, v, kv_of, causal)
+    np.testing.assert_allclose(
+        y, attention_by_loops(q, k, v, kv_of, causal), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_large_scores_do_not_overflow(xp):
+    q = xp.asarray(np.full((1, 1, 2, 1), 300.0, np.float16))
+    y, _ = L.attention(q, q, q, scale=1.0)  # scores of 90000, past float16's largest number
+    assert to_numpy(y).ravel().tolist() == [300.0, 300.0]
+
+
+def test_rotation_is_a_complex_product():
+    (x,) = draw((2, 3, 4, 7))
+    positions = np.array([0, 3, 1000, 7])
+    y, _ = L.rotate(x, L.rotary_angles(positions, 6, base=100.0, dtype="float64"))
+    turn = np.exp(1j * positions[:, None] * 100.0 ** (-np.arange(3) / 3))
+    expected = (x[..., :3] + 1j * x[..., 3:6]) * turn
+    both = np.concatenate([expected.real, expected.imag, x[..., 6:]], axis=-1)
+    np.testing.assert_allclose(y, both, rtol=1e-12, atol=1e-12)
+
+
+def test_angles_of_far_positions_are_right_in_float32():
+    found, exact = (
+        L.rotary_angles(np.array([1_000_003]), 128, dtype=dtype) for dtype in ("f4", "f8")
+    )
+    assert found.sin.dtype == np.float32
+    assert abs(found.sin - exact.sin).max() < 1e-7
+
+
+@pytest.mark.parametrize("kv_of", [(0, 0, 1, 1), (0, 1, 1, 1)])
+def test_an_attention_layer_is_its_projections(kv_of):
+    """Equally many query heads by a kv head, as it is by default; or as a device holds them."""
+    heads, s = L.Heads(4, 2, 3, () if kv_of == (0, 0, 1, 1) else kv_of), 4
+    shapes = L.self_attention_parameters(5, heads, bias=True)
+    w = dict(zip(shapes, draw(*(p.shape for p in shapes.values())), strict=True))
+    (x,) = draw((2, s, 5), seed=1)
+    angles = L.rotary_angles(np.arange(2, 2 + s), 2, dtype="float64")
+
+    def head(name, h):
+        columns = slice(3 * h, 3 * h + 3)
+        part = x @ w[f"w{name}"][:, columns] + w[f"b{name}"][columns]
+        return part if name == "v" else L.rotate(part, angles)[0]
+
+    q, k, v = (
+        np.stack([head(n, h) for h in range(count)], 1)
+        for n, count in (("q", 4), ("k", 2), ("v", 2))
+    )
+    c = attention_by_loops(q, k, v, kv_of)
+    expected = w["bo"] + sum(c[:, h] @ w["wo"][3 * h : 3 * h + 3] for h in range(4))
+    np.testing.assert_allclose(L.self_attention(x, w, heads, angles)[0], expected, rtol=1e-12)
+
+
+# -- matrices side by side, and what follows in the product ----------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("layer", "parameters", "fuse", "heads"),
+    [
+        (L.self_attention, L.self_attention_parameters, L.fuse_qkv, L.Heads(4, 2, 5)),
+        (L.self_attention, L.self_attention_parameters, L.fuse_qkv, L.Heads(5, 1, 1)),
+        (L.swiglu_mlp, L.swiglu_mlp_parameters, L.fuse_gate_up, None),
+    ],
+)
+def test_fused_and_separate_are_one_layer(layer, parameters, fuse, heads, bias):
+    separate = parameters(7, heads or 11, bias=bias)
+    w = dict(zip(separate, draw(*(p.shape for p in separate.values())), strict=True))
+    (x,), given = draw((2, 3, 7), seed=1), (heads,) if heads else ()
+    fused = fuse(w)
+    expected = parameters(7, heads or 11, True, bias)
+    assert {n: a.shape for n, a in fused.items()} == {n: p.shape for n, p in expected.items()}
+    y, y_fused = (layer(x, weights, *given)[0] for weights in (w, fused))
+    np.testing.assert_allclose(y_fused, y, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("activation", L.ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(2, 3, 7), (0, 7)])
+def test_a_feed_forward_layer_is_two_products(shape, activation):
+    x, w, b, out = draw(shape, (7, 11), (11,), (11, 2))
+    y, saved = L.mlp(x, {"w_1": w, "b_1": b, "w_2": out}, activation)
+    z = L.linear(x, w, b)[0]
+    g, plain = L.ACTIVATIONS[activation](z)
+    np.testing.assert_allclose(y, g @ out, rtol=1e-12, atol=1e-13)
+    for name, value in plain.items():
+        np.testing.assert_allclose(saved["bent"][name], value, rtol=1e-13)
+
+
+def test_halves_are_bent_before_they_are_rounded():
+    """GELU of the rounded sum differs from the rounded GELU; only the latter is the nearest."""
+    x, w = (each.astype(np.float16) for each in draw((64, 32), (32, 48), seed=1))
+    _, saved = L.mlp(x, {"w_1": w, "w_2": w.T})
+    g, z = saved["g"].astype("f8"), saved["bent"]["x"]
+    exact = gelu(x.astype("f8") @ w.astype("f8"))
+    twice = L.gelu(z)[0].astype("f8")
+    step = np.spacing(abs(exact).astype(np.float16)).astype("f8")  # half of it is the nearest
+    once, rounded_first = (np.quantile(abs(y - exact) / step, 0.9) for y in (g, twice))
+    assert once < 0.5 < 1.5 < rounded_first
+    np.testing.assert_array_equal(z, L.linear(x, w)[0])
+
+
+# -- norms -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 2, 13])
+def test_norms_by_definition(width):
+    x, w, b = draw((3, width), (width,), (width,))
+    rms, layer = L.rms_norm(x, w, eps=0.25)[0], L.layer_norm(x, w, b, eps=0.25)[0]
+    for n in range(3):
+        mean = math.fsum(x[n]) / width
+        root = math.sqrt(math.fsum(x[n] ** 2) / width + 0.25)
+        deviation = math.sqrt(math.fsum((x[n] - mean) ** 2) / width + 0.25)
+        np.testing.assert_allclose(rms[n], x[n] / root * w, rtol=1e-13)
+        expected = (x[n] - mean) / deviation * w + b
+        np.testing.assert_allclose(layer[n], expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_constant_token_has_no_deviation():
+    y, saved = L.layer_norm(np.full((1, 4), 7.0), np.ones(4), np.zeros(4))
+    assert y.tolist() == [[0.0] * 4]
+    assert np.isfinite(L.layer_norm_grad(np.ones((1, 4)), saved, np.ones(4))[0]).all()
+
+
+# -- convolution and pooling -----------------------------------------------------------------------
+
+
+def by_loops(x, size, out, stride, padding, dilation, of):
+    """[n, out, oh, ow]: ``of`` (output channel, [(channel, row in window, column, element)])."""
+    n, c, h, w = x.shape
+    extents = [
+        (e + sum(p) - (k - 1) * d - 1) // s + 1
+        for e, p, k, d, s in zip((h, w), padding, size, dilation, stride, strict=True)
+    ]
+    y = np.zeros((n, out, *extents))
+    for m, k, i, j in np.ndindex(y.shape):
+        seen = []
+        for q, r, s in np.ndindex(c, *size):
+            row = i * stride[0] + r * dilation[0] - padding[0][0]
+            column = j * stride[1] + s * dilation[1] - padding[1][0]
+            if 0 <= row < h and 0 <= column < w:
+                seen.append((q, r, s, x[m, q, row, column]))
+        y[m, k, i, j] = of(k, seen)
+    return y
+
+
+PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 2))
+GEOMETRY = {
+    "image": st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    "size": st.tuples(*[st.integers(1, 3)] * 2),
+    "stride": PAIRS,
+    "padding": st.tuples(*[st.tuples(*[st.integers(0, 2)] * 2)] * 2),
+}
+
+
+@given(counts=st.tuples(*map(st.integers, [1] * 4, (2, 3, 2, 2))), dilation=PAIRS, **GEOMETRY)
+@settings(max_examples=80, deadline=None)
+def test_convolution_is_its_definition_and_its_backward_the_transpose(
+    counts, image, size, stride, padding, dilation
+):
+    reach = [(k - 1) * d + 1 for k, d in zip(size, dilation, strict=True)]
+    assume(all(r <= e + sum(p) for r, e, p in zip(reach, image, padding, strict=True)))
+    n, groups, per, out = counts
+    x, w, b = draw((n, groups * per, *image), (groups * out, per, *size), (groups * out,))
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    y, saved = L.conv2d(x, w, b, **options)
+
+    def output(k, seen):
+        own = range(k // out * per, (k // out + 1) * per)
+        return math.fsum([b[k], *(v * w[k, q % per, r, s] for q, r, s, v in seen if q in own)])
+
+    expected = by_loops(x, size, groups * out, stride, padding, dilation, output)
+    np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
+    (dy,) = draw(y.shape, seed=1)
+    dx, dw, db = L.conv2d_grad(dy, saved, w, b)
+    assert_transpose(lambda x: L.conv2d(x, w, **options)[0], lambda _: dx, x, dy)
+    assert_transpose(lambda w: L.conv2d(x, w, **options)[0], lambda _: dw, w, dy)
+    np.testing.assert_allclose(db, dy.sum((0, 2, 3)), atol=1e-12)
+
+
+@given(**GEOMETRY)
+@settings(max_examples=60, deadline=None)
+def test_pooling_is_its_definition(image, size, stride, padding):
+    assume(all(max(p) < k <= e + sum(p) for k, e, p in zip(size, image, padding, strict=True)))
+    (x,) = draw((2, 2, *image), seed=1)
+    largest, saved = L.max_pool2d(x, size, stride, padding)
+    mean, saved_mean = L.avg_pool2d(x, size, stride, padding)
+
+    def of(how):
+        def channel(k, seen):
+            return how([v for q, *_, v in seen if q == k])
+
+        return by_loops(x, size, 2, stride, padding, (1, 1), channel)
+
+    np.testing.assert_array_equal(largest, of(max))
+    np.testing.assert_allclose(mean, of(lambda v: math.fsum(v) / math.prod(size)), atol=1e-14)
+    (dy,) = draw(mean.shape, seed=1)
+    assert_transpose(
+        lambda x: L.avg_pool2d(x, size, stride, padding)[0],
+        lambda d: L.avg_pool2d_grad(d, saved_mean),
+        x,
+        dy,
+    )
+    dx = L.max_pool2d_grad(dy, saved)
+    assert float((dx * x).sum()) == pytest.approx(float((dy * largest).sum()), abs=1e-12)
+
+
+def test_of_equal_elements_the_first_gets_the_gradient():
+    y, saved = L.max_pool2d(np.zeros((1, 1, 2, 2)), 2)
+    assert L.max_pool2d_grad(np.ones_like(y), saved).tolist() == [[[[1.0, 0.0], [0.0, 0.0]]]]
+
+
+def test_a_device_may_hold_no_token_or_no_channel(xp):
+    x, w = xp.ones((0, 3)), xp.ones((3, 2))
+    y, saved = L.linear(x, w)
+    dx, dw, _ = L.linear_grad(y, saved, w)
+    assert (y.shape, dx.shape, dw.any()) == ((0, 2), (0, 3), False)
+    weights = {"w_1": xp.ones((3, 0)), "w_2": xp.ones((0, 3))}
+    y, saved = L.mlp(xp.ones((2, 3)), weights)
+    assert not y.any()
+    assert not L.mlp_grad(y, saved, weights)[0].any()
+    x, w, b = xp.ones((2, 3, 5, 4)), xp.ones((0, 3, 2, 2)), xp.ones(0)
+    y, saved = L.conv2d(x, w, b)
+    dx, dw, db = L.conv2d_grad(y, saved, w, b)
+    assert (y.shape, dw.shape, db.shape) == ((2, 0, 4, 3), w.shape, (0,))
+    assert (dx.shape, bool(dx.any())) == (x.shape, False)
+
+
+# -- embedding -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cuts", [(0, 11), (0, 5, 11), (0, 1, 2, 10, 11)])
+def test_devices_with_some_rows_add_up(cuts):
+    table, tokens = draw((11, 3), seed=1)[0], np.random.default_rng(2).integers(0, 11, (4, 6))
+    y, saved = L.embedding(tokens, table, vocabulary=11)
+    dy = draw(y.shape, seed=1)[0]
+    whole, hot = L.embedding_grad(dy, saved), tokens.ravel() == np.arange(11)[:, None]
+    np.testing.assert_array_equal(y, table[tokens])
+    np.testing.assert_allclose(whole, hot @ dy.reshape(-1, 3), atol=1e-14)
+    parts = [L.embedding(tokens, table[a:b], a) for a, b in itertools.pairwise(cuts)]
+    np.testing.assert_array_equal(sum(y for y, _ in parts), y)  # one term is not zero: exact
+    grads = [L.embedding_grad(dy, saved) for _, saved in parts]
+    np.testing.assert_array_equal(np.concatenate(grads), whole)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_terms_of_a_row_are_added_in_one_order_everywhere(xp, dtype):
+    """On a GPU the bits are the host's: atomic additions would come in any order."""
+    tokens = np.random.default_rng(4).integers(0, 5, (30, 50))
+    dy = draw((30, 50, 300), seed=4)[0].astype(as_dtype(dtype))
+    host = L.embedding_grad(dy, L.embedding(tokens, np.zeros((5, 300), dy.dtype))[1])
+    _, saved = L.embedding(xp.asarray(tokens), xp.zeros((5, 300), dy.dtype))
+    for _ in range(3):
+        made = to_numpy(L.embedding_grad(xp.asarray(dy), saved))
+        np.testing.assert_array_equal(made.view(np.uint8), host.view(np.uint8))
+
+
+def test_tokens_of_other_devices_give_zeros():
+    """Whatever row 0 holds; and unsigned tokens do not wrap around: 0 - 2 would be row 254."""
+    table = np.array([[np.nan], [np.inf], [2.0]])
+    assert L.embedding(np.array([7, 2]), table)[0].ravel().tolist() == [0.0, 2.0]
+    tokens = np.array([0, 3], np.uint8)
+    assert L.embedding(tokens, np.ones((300, 1)), first=2)[0].ravel().tolist() == [0.0, 1.0]
+
+
+# -- cross-entropy ---------------------------------------------------------------------------------
+
+
+def loss_by_loops(logits, targets, smoothing, count=None):
+    """-sum of q log p over classes, Python's floats; q is smoothed as Szegedy et al. write it."""
+    classes, losses = logits.shape[-1], []
+    for z, y in zip(logits.reshape(-1, classes), targets.ravel(), strict=True):
+        if y != -100:
+            total = math.log(math.fsum(math.exp(c) for c in z))
+            q = [(1 - smoothing) * (c == y) + smoothing / classes for c in range(classes)]
+            losses.append(-math.fsum(w * (c - total) for w, c in zip(q, z, strict=True)))
+    return math.fsum(losses) / (len(losses) if count is None else count)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("count", [None, 64])
+def test_cross_entropy_by_definition(smoothing, count):
+    logits, targets = draw((3, 4, 7))[0], np.random.default_rng(2).integers(0, 7, (3, 4))
+    targets[1, 2] = targets[0, 0] = -100
+    loss, _ = L.cross_entropy(logits, targets, smoothing, count=count)
+    expected = loss_by_loops(logits, targets, smoothing, count)
+    assert float(loss) == pytest.approx(expected, rel=1e-13)
+
+
+@given(
+    st.integers(1, 5), st.integers(0, 99), st.sampled_from([0.0, 0.2]), st.sets(st.integers(0, 13))
+)
+@settings(max_examples=80, deadline=None)
+def test_devices_with_some_classes_get_the_loss_of_one(tokens, seed, smoothing, cuts):
+    vocabulary, rng = max(cuts, default=0) or 1, np.random.default_rng(seed)
+    logits = 30 * rng.standard_normal((tokens, vocabulary))
+    targets = rng.integers(0, vocabulary, tokens)
+    targets[1:2] = -100
+    loss, saved = L.cross_entropy(logits, targets, smoothing)
+    parts = [
+        RankPart(a, b, vocabulary) for a, b in itertools.pairwise(sorted({0, vocabulary, *cuts}))
+    ]
+    local = [logits[:, part.here] for part in parts]
+    maximum = np.max([KERNELS["largest_logit"](z) for z in local], axis=0)
+    options, both = {"smoothing": smoothing}, list(zip(local, parts, strict=True))
+    sums = sum(
+        KERNELS["loss_sums"](z, targets, maximum, classes=part, **options) for z, part in both
+    )
+    options["count"] = L.count_targets(targets, vocabulary)
+    for part in parts:
+        found = KERNELS["loss"](sums, targets, classes=part, **options)
+        assert float(found) == pytest.approx(float(loss), rel=1e-12, abs=1e-12)
+    grads = [
+        KERNELS["logits_grad"](z, targets, maximum, sums, classes=part, **options)
+        for z, part in both
+    ]
+    joined = np.concatenate(grads, axis=-1)
+    np.testing.assert_allclose(joined, L.cross_entropy_grad(1.0, saved), atol=1e-14)
+    assert not joined[targets == -100].any()
+
+
+def test_large_logits_do_not_overflow():
+    logits = np.array([[1000.0, 999.0], [-1000.0, -3000.0]])
+    with np.errstate(all="raise", under="ignore"):
+        loss, saved = L.cross_entropy(logits, np.array([0, 0]))
+        grad = L.cross_entropy_grad(1.0, saved)
+    assert float(loss) == pytest.approx(math.log1p(math.exp(-1)) / 2)
+    assert np.isfinite(grad).all()
+    _, saved = L.cross_entropy(np.array([[0.0, -np.inf, 0.0]]), np.array([0]))
+    assert L.cross_entropy_grad(1.0, saved).tolist() == [[-0.5, 0.0, 0.5]]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_loss_of_halves_is_float32(dtype):
+    logits = np.zeros((4, 50_257), as_dtype(dtype))
+    loss, saved = L.cross_entropy(logits, np.arange(4))
+    assert loss.dtype == np.float32
+    assert float(loss) == pytest.approx(math.log(50_257), rel=1e-6)
+    # 1/(4 V) is nothing to float16, and something with a loss scale
+    scaled = L.cross_entropy_grad(2.0**16, saved)[0, 9]
+    assert (scaled.dtype.name, float(scaled)) == (dtype, pytest.approx(2**14 / 50_257, rel=3e-3))
+
+
+# -- halves are summed in float32 ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_long_sums_of_halves(dtype):
+    dtype, n = as_dtype(dtype), 5000
+    ones, one = np.ones((n, 1), dtype), np.ones(1, dtype)
+    _, of_norm = L.rms_norm(ones, one, eps=0.0)
+    _, of_table = L.embedding(np.zeros(n, int), ones[:1])
+    sums = [
+        *L.linear_grad_weight(ones, ones),
+        L.linear(ones.T, ones)[0],
+        L.rms_norm_grad(ones, of_norm, one)[1],
+        L.embedding_grad(ones, of_table),
+    ]
+    assert [float(each.item()) for each in sums] == [float(np.float32(n).astype(dtype))] * 5
+    p, _ = L.softmax(np.zeros((1, n), dtype))
+    assert (p == np.float32(1 / n).astype(dtype)).all()
+
+
+@pytest.mark.parametrize(("dtype", "n"), [("float16", 2049), ("bfloat16", 257)])
+def test_a_bias_is_added_before_the_sum_is_rounded(dtype, n):
+    """n rounds to n - 1, and n - 1 + 1 to n - 1 again; n + 1 is a half."""
+    ones = np.ones((1, n), as_dtype(dtype))
+    assert float(L.linear(ones, ones.T)[0][0, 0]) == n - 1
+    assert float(L.linear(ones, ones.T, ones[0, :1])[0][0, 0]) == n + 1
+
+
+def test_what_halves_cannot_hold_on_the_way():
+    x, w = np.full((2, 4), 300.0, np.float16), np.ones(4, np.float16)  # 300^2 is past 65504
+    np.testing.assert_array_equal(L.rms_norm(x, w)[0], np.ones((2, 4)))
+    x[:, ::2] = -300
+    np.testing.assert_array_equal(abs(L.layer_norm(x, w)[0]), np.ones((2, 4)))
+    with np.errstate(all="raise", under="ignore"):
+        y, saved = L.silu(np.array([-1e4, -200.0, 0.0, 1e4], np.float32))
+        assert y.tolist() == [0.0, 0.0, 0.0, 1e4]
+        assert L.silu_grad(np.ones_like(y), saved).tolist() == [0.0, 0.0, 0.5, 1.0]
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+X, IMAGE, TOKENS = np.ones((2, 3)), np.ones((1, 2, 4, 5)), np.array([0, 4])
+QKV = [np.ones((1, heads, 2, 3)) for heads in (10, 4, 4)]
+GATED = {"w_gate": np.ones((3, 4)), "w_up": np.ones((3, 5)), "w_down": np.ones((4, 3))}
+REFUSED = [
+    (lambda: L.linear(X, X.T.astype("f4")), "one element type, .* got x float64, w float32"),
+    (lambda: L.relu(np.ones(3, int)), "bfloat16, float32, float64, got x int64"),
+    (lambda: L.linear(X, np.ones((4, 1))), r"w must be \[3, o\], got \[4, 1\]"),
+    (lambda: L.mlp(X, {"w_1": X}), "w_2 missing"),
+    (lambda: L.mlp(X, {"w_1": X, "w_2": X, "b_3": X}), "b_3 unknown"),
+    (lambda: L.swiglu_mlp(X, GATED), "w_up has 4 columns .* got 5"),
+    (lambda: L.find_activation("tanh"), "one of relu, gelu, silu, got 'tanh'"),
+    (lambda: L.swiglu(X, np.ones((2, 2))), r"up must be \[.*\], got \[2, 2\]"),
+    (lambda: L.rms_norm(X, np.ones(2)), r"w must be \[3\], got \[2\]"),
+    (lambda: L.rms_norm(X, np.ones(3), eps=-1.0), "0 or more, got -1"),
+    (lambda: L.attention(*QKV), "kv heads divide query heads, got 4 and 10"),
+    (lambda: L.attention(QKV[1], *QKV[1:], kv_of=(0, 4, 1, 2)), "one of the kv heads 0 .. 3"),
+    (lambda: L.rotate(np.ones((5, 4)), L.rotary_angles(np.arange(3), 4)), "of 3 tokens"),
+    (lambda: L.rotary_angles(np.arange(3), 5), "2, 4, ..., got 5"),
+    (lambda: L.embedding(TOKENS, X, vocabulary=4), r"0 .. 3, got 4 \(1 of 2"),
+    (lambda: L.embedding(X, X), "tokens are integers, got float64"),
+    (lambda: L.cross_entropy(np.ones((2, 4)), TOKENS), r"0 .. 3, or -100 .* got 4"),
+    (lambda: L.cross_entropy(X, TOKENS * 0 - 100), "a count above 0, got 0"),
+    (
+        lambda: L.conv2d(IMAGE, np.ones((3, 3, 1, 1))),
+        "w .3, 3, 1, 1., 2 channels of x and groups=1",
+    ),
+    (lambda: L.conv2d(IMAGE, np.ones((1, 2, 7, 1)), padding=1), "use 1 more of"),
+    (lambda: L.conv2d(IMAGE, np.ones((1, 2, 1, 1)), padding=(1, 1, 1)), "one for columns"),
+    (lambda: L.conv2d(IMAGE, np.ones((1, 2, 1, 1)), stride=0), "stride must be .* 1 or more"),
+    (lambda: L.max_pool2d(IMAGE, 2, padding=2), "padding 2 and size 2"),
+    (lambda: L.draw(L.Parameter((2, 3)), 0, "w", ([0, 2], slice(3))), "numbers 0 .. 1"),
+    (lambda: L.initialise({}, 0, {"w": None}), "got w"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_refused_with_the_rule(call, message):
+    with pytest.raises(KernelError, match=message):
+        call()
