@@ -1,5 +1,6 @@
 """Random numbers by place: the same whatever the split, and random enough for weights."""
 
+import itertools
 import math
 
 import numpy as np
@@ -23,21 +24,12 @@ def reference(state):
         yield z ^ (z >> 31)
 
 
-# -- the generator ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("start", [0, 1234567, MASK])
 def test_the_generator_is_the_published_one(xp, start):
-    following = reference(start)
-    expected = [next(following) for _ in range(50)]
+    expected = list(itertools.islice(reference(start), 50))
     assert to_numpy(splitmix64(start, xp.arange(50))).tolist() == expected
-
-
-def test_its_first_numbers_are_the_known_ones():
-    """For the state 1234567, as published with many implementations."""
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
-    following = reference(1234567)
-    assert [next(following) for _ in range(4)] == known
+    assert start != 1234567 or expected[:4] == known  # as published with many implementations
 
 
 SLICES = st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(1, 3)).map(
@@ -98,6 +90,7 @@ def test_any_split_draws_the_same_parameters(kind, dtype):
     parameter = L.Parameter((6, 4, 5), kind, 0.3)
     whole = L.draw(parameter, 7, "w", dtype=dtype)
     assert whole.dtype.name == dtype
+    assert kind == "normal" or (whole == (kind == "ones")).all()
     for part in [
         (slice(0, 2), slice(None), slice(None)),
         (slice(None), slice(1, 4, 2), slice(4, 5)),
@@ -110,36 +103,25 @@ def test_any_split_draws_the_same_parameters(kind, dtype):
         np.testing.assert_array_equal(L.draw(parameter, 7, "w", part, dtype), expected)
 
 
-def test_what_is_drawn_in_pieces_is_what_is_drawn_at_once():
+def test_what_is_drawn_in_pieces_is_what_is_drawn_at_once(xp):
     shape = (300, 500)
     at_once = L.normals(L.key(3, "wq"), L.positions(shape)) * 0.5
-    drawn = L.draw(L.Parameter(shape, scale=0.5), 3, "wq", dtype="float64")
-    np.testing.assert_array_equal(drawn, at_once)
+    single = L.draw(L.Parameter(shape, scale=0.5), 3, "wq", xp=xp.__name__)
+    np.testing.assert_array_equal(to_numpy(single), at_once.astype("f4"))
 
 
 def test_parameters_have_the_deviation_they_say():
-    values = L.initialise(L.matrix("1", 400, 300, bias=True), 0, dtype="float64")
+    values = L.initialise(L.matrix("1", 400, 300, bias=True), 0)
     assert values["w1"].std() == pytest.approx(1 / 20, rel=0.02)
     assert not values["b1"].any()
     kernel = L.conv2d_parameters(6, 8, (2, 5), groups=2)
     assert (kernel["w"].shape, kernel["w"].scale) == ((8, 3, 2, 5), 30**-0.5)
-    assert (L.draw(L.Parameter((3,), "ones"), 0, "g") == 1).all()
 
 
 def test_names_seeds_and_prefixes_draw_different_numbers():
     w = {"wq": L.Parameter((4, 4)), "wk": L.Parameter((4, 4))}
-    drawn = [
-        L.initialise(w, seed, prefix=prefix)
-        for seed, prefix in [(0, ""), (1, ""), (0, "layer 1."), (0, "layer 2.")]
-    ]
+    ways = [(0, ""), (1, ""), (0, "layer 1."), (0, "layer 2."), (0, "layer 2.")]
+    drawn = [L.initialise(w, seed, prefix=prefix) for seed, prefix in ways]
     arrays = [a.tobytes() for values in drawn for a in values.values()]
     assert len(set(arrays)) == 8
-    again = L.initialise(w, 0, prefix="layer 2.")
-    np.testing.assert_array_equal(again["wk"], drawn[3]["wk"])
-
-
-def test_element_types_start_from_the_same_numbers(xp):
-    w = L.Parameter((5, 3), "normal", 0.02)
-    double = L.draw(w, 0, "w", dtype="float64")
-    single = L.draw(w, 0, "w", dtype="float32", xp=xp.__name__)
-    np.testing.assert_array_equal(to_numpy(single), double.astype("f4"))
+    assert arrays[-2:] == arrays[-4:-2]
