@@ -164,6 +164,8 @@ class Interpreter:
 
     def _kernel(self, op: Op, block: str) -> Call:
         args = {n: self._resolved(value) for n, value in op.args if n not in _OF_READERS}
+        if op.name.endswith("_grad_weight") and len(op.writes) == 1:
+            args["bias"] = False  # there is none
         kernel = self._bind(op, block, args)
         in_place = [n for n in op.writes if n not in op.reads and n in self.role.state]
         reads = (*op.reads, *in_place)

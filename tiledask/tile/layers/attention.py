@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, accumulator, array_namespace, as_dtype, namespace, to_numpy
-from tiledask.tile.layers.by_name import layer, op
+from tiledask.tile.layers.by_name import KERNELS, layer, op
 from tiledask.tile.layers.operands import check_integers, rounded, wide
 
 __all__ = ["Angles", "attention", "attention_grad", "rotary_angles", "rotate", "rotate_grad"]
@@ -276,6 +276,4 @@ def _rotate(qkv: Array, angles: Angles, heads: _Heads) -> Array:
     return array_namespace(qkv).concatenate([turned, qkv[..., n:]], axis=-1)
 
 
-@op
-def _rotate_grad(dy: Array, angles: Angles, heads: _Heads) -> Array:
-    return _rotate(dy, angles.back, heads)
+KERNELS["rotate_grad"] = lambda dy, angles, heads: _rotate(dy, angles.back, heads)

@@ -127,8 +127,6 @@ def layer(
 KERNELS |= {
     "add": lambda x, y: rounded(wide(x) + wide(y), x),
     "add_bias": lambda x, b: rounded(wide(x) + wide(b), x),
-    "add_channels": lambda y, b: y + b[:, None, None],
-    "channel_sums": lambda dy: dy.sum(axis=(0, 2, 3)),
     "hand_on": lambda x: x,
     "join": lambda *parts, dim=-1: array_namespace(*parts).concatenate(parts, axis=dim),
     "part": lambda x, dim, at: x[(slice(None),) * dim + (RankPart(*at).here,)].copy(),

@@ -177,22 +177,22 @@ def conv2d_grad_input(dy: Array, x: Array, w: Array, groups: int = 1, **window: 
 
 @conv2d.grad
 def conv2d_grad_weight(
-    dy: Array, x: Array, size: Pair, groups: int = 1, **window: Any
-) -> tuple[Array, Array]:
-    """(dw [o, c/groups, kh, kw], db [o]) of windows of ``size``."""
+    dy: Array, x: Array, size: Pair, groups: int = 1, bias: bool = True, **window: Any
+) -> tuple[Array, Array | None]:
+    """(dw [o, c/groups, kh, kw], db [o]) of windows of ``size``; without a ``bias`` db is None."""
     geometry = windows(size, **window)
     d = _by_group(_images_last(dy), groups)
     dw = d @ _columns(x, geometry, groups).swapaxes(-1, -2)  # [g, o/g, c/g kh kw]
     dw = dw.reshape(dy.shape[1], x.shape[1] // groups, *geometry.size)
-    return rounded(dw, dy), rounded(wide(dy).sum(axis=(0, 2, 3)), dy)
+    return rounded(dw, dy), rounded(wide(dy).sum(axis=(0, 2, 3)), dy) if bias else None
 
 
 def conv2d_grad(
     dy: Array, saved: Saved, w: Array, b: Array | None = None
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array | None]:
     """(dx, dw, db) of `conv2d`; db is None where b is."""
-    dw, db = conv2d_grad_weight(dy, saved)
-    return conv2d_grad_input(dy, saved, w), dw, None if b is None else db
+    with_bias = saved | {"bias": b is not None}
+    return conv2d_grad_input(dy, saved, w), *conv2d_grad_weight(dy, with_bias)
 
 
 def _columns(x: Array, geometry: Windows, groups: int) -> Array:

@@ -7,7 +7,7 @@ token 7 -> 0            token 7 -> t[7]         t[7]
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace
-from tiledask.tile.layers.by_name import RankPart, layer, op, part_grad
+from tiledask.tile.layers.by_name import KERNELS, RankPart, layer, op, part_grad
 from tiledask.tile.layers.operands import by_token, check_integers, local_index, rounded, wide
 
 __all__ = ["embedding", "embedding_grad"]
@@ -77,19 +77,15 @@ def embedding_grad(dy: Array, tokens: Array, rows: int, first: int = 0) -> Array
 # -- as programs call them, told which rows are here -----------------------------------------------
 
 
-@op
-def _embedding(ids: Array, table: Array, rows: RankPart) -> Array:
-    return embedding.forward(ids, table, rows.start, rows.extent)
-
-
-@op
-def _embedding_grad(dy: Array, ids: Array, rows: RankPart) -> Array:
-    return embedding.backward(dy, ids, rows.stop - rows.start, rows.start)
-
-
-@op
-def _add_rows(x: Array, table: Array, tokens: RankPart | None = None) -> Array:
-    return x + table[tokens.here if tokens else slice(x.shape[1])]
+KERNELS |= {
+    "embedding": lambda ids, table, rows: embedding.forward(ids, table, rows.start, rows.extent),
+    "embedding_grad": lambda dy, ids, rows: embedding.backward(
+        dy, ids, rows.stop - rows.start, rows.start
+    ),
+    "add_rows": lambda x, table, tokens=None: (
+        x + table[tokens.here if tokens else slice(x.shape[1])]
+    ),
+}
 
 
 @op

@@ -31,18 +31,22 @@ def linear_grad_input(dy: Array, w: Array, turned: bool = False) -> Array:
 
 
 @op
-def linear_grad_weight(dy: Array, x: Array, turned: bool = False) -> tuple[Array, Array]:
-    """(dw [in, out], db [out]) = (x^T dy, the sum of dy): the half that nobody waits for."""
+def linear_grad_weight(
+    dy: Array, x: Array, turned: bool = False, bias: bool = True
+) -> tuple[Array, Array | None]:
+    """(dw [in, out], db [out]) = (x^T dy, the sum of dy): the half that nobody waits for.
+
+    Without a ``bias`` db is None.
+    """
     dy, x = by_token(dy), by_token(x)
-    db = wide(dy).sum(axis=0)
+    db = rounded(wide(dy).sum(axis=0), dy) if bias else None
     dw = rounded(multiply(x.T, dy), dy)
-    return dw.T if turned else dw, rounded(db, dy)
+    return dw.T if turned else dw, db
 
 
 @linear.grad
 def linear_grad(
     dy: Array, x: Array, w: Array, b: Array | None = None
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array | None]:
     """(dx, dw, db); db is None where b is."""
-    dw, db = linear_grad_weight(dy, x)
-    return linear_grad_input(dy, w), dw, None if b is None else db
+    return linear_grad_input(dy, w), *linear_grad_weight(dy, x, bias=b is not None)
