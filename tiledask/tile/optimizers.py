@@ -314,11 +314,8 @@ def unscaled(grads: Mapping[str, Array], scale: float) -> Arrays:
 
 
 def _unscaled(g: Array, scale: float, dtype: np.dtype) -> Array:
-    """New."""
-    g = g.astype(dtype)
-    if scale != 1:
-        g /= scale
-    return g
+    g = g.astype(dtype, copy=False)
+    return g if scale == 1 else g / scale
 
 
 # -- a step ----------------------------------------------------------------------------------------
@@ -339,8 +336,7 @@ def update(
     source = states.get(MASTER, states["weights"])
     dtype = accumulator(source.dtype)
     g = _unscaled(g, scale, dtype)
-    if factor != 1:
-        g *= factor
+    g = g if factor == 1 else g * factor
     kept = {tensor: states[tensor].astype(dtype, copy=False) for tensor in rule.keeps}
     w, made = rule.step(source.astype(dtype, copy=False), g, kept, t)
     made[WIDE_GRADIENTS] = g

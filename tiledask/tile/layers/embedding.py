@@ -82,10 +82,12 @@ KERNELS |= {
     "embedding_grad": lambda dy, ids, rows: embedding.backward(
         dy, ids, rows.stop - rows.start, rows.start
     ),
-    "add_rows": lambda x, table, tokens=None: (
-        x + table[tokens.here if tokens else slice(x.shape[1])]
-    ),
 }
+
+
+@op
+def _add_rows(x: Array, table: Array, tokens: RankPart | None = None) -> Array:
+    return x + table[tokens.here if tokens else slice(x.shape[1])]
 
 
 @op

@@ -1,7 +1,7 @@
 """What layers ask of their operands, and how halves are computed: widened, rounded once."""
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
 from types import ModuleType
 
@@ -27,17 +27,22 @@ def check(shapes: str, operands: Mapping[str, Array]) -> ModuleType:
         ...
     tiledask.errors.KernelError: w must be [4, o], got [3, 2], for shapes are x:*i w:io b:o
     """
-    given = [operands.get(each.partition(":")[0]) for each in shapes.split()]
+    given = [operands.get(name) for name, _ in _parsed(shapes)]
     xp = array_namespace(*[x for x in given if x is not None])
     _agree(shapes, tuple([None if x is None else (x.dtype, x.shape) for x in given]))
     return xp
 
 
+@cache
+def _parsed(shapes: str) -> list[tuple[str, str]]:
+    """(name, its dimensions) of each operand."""
+    return [(name, dims) for name, _, dims in (each.partition(":") for each in shapes.split())]
+
+
 @lru_cache(4096)
 def _agree(shapes: str, given: tuple[tuple[np.dtype, tuple[int, ...]] | None, ...]) -> None:
     """Raises KernelError unless element types and shapes go together; kept, as many are alike."""
-    pairs = zip((each.split(":") for each in shapes.split()), given, strict=True)
-    found = [(name, dims, *x) for (name, dims), x in pairs if x]
+    found = [(*each, *x) for each, x in zip(_parsed(shapes), given, strict=True) if x]
     types = {dtype for *_, dtype, _ in found}
     if len(types) > 1 or name_of(*types) not in FLOATS:
         listed = ", ".join(f"{name} {dtype.name}" for name, _, dtype, _ in found)
