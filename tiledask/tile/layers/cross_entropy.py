@@ -188,7 +188,8 @@ def logits_grad(
     here &= _counts(targets, ignore)
     tokens = p.reshape(-1, p.shape[-1])  # a view: p is new
     tokens[xp.arange(len(tokens)), at.ravel()] -= (1 - smoothing) * here.ravel()
-    p -= smoothing / classes.extent
+    if smoothing:
+        p -= smoothing / classes.extent
     p *= _counts(targets, ignore)[..., None] * (float(scale) / count)
     return rounded(p, logits)
 

@@ -40,13 +40,15 @@ def gelu_grad(dy: Array, x: Array) -> Array:
 @layer("x:* -> *")
 def silu(x: Array) -> Array:
     """x / (1 + exp(-x)), also called swish (arXiv:1710.05941), of each element."""
-    return rounded(wide(x) * _sigmoid(wide(x)), x)
+    wider = wide(x)
+    return rounded(wider * _sigmoid(wider), x)
 
 
 @silu.grad
 def silu_grad(dy: Array, x: Array) -> Array:
     """dx: dy times the derivative at x."""
-    return rounded(wide(dy) * _silu_slope(wide(x), _sigmoid(wide(x))), dy)
+    wider = wide(x)
+    return rounded(wide(dy) * _silu_slope(wider, _sigmoid(wider)), dy)
 
 
 ACTIVATIONS: dict[str, LayerPair] = {"relu": relu, "gelu": gelu, "silu": silu}
@@ -67,7 +69,8 @@ def swiglu(gate: Array, up: Array) -> Array:
     >>> swiglu(np.array([0.0, 1.0]), np.array([5.0, 2.0]))[0].round(4).tolist()
     [0.0, 1.4621]
     """
-    return rounded(wide(gate) * _sigmoid(wide(gate)) * wide(up), gate)
+    wider = wide(gate)
+    return rounded(wider * _sigmoid(wider) * wide(up), gate)
 
 
 @swiglu.grad

@@ -25,11 +25,9 @@ def layer_norm(
     >>> layer_norm(np.array([[1.0, 3.0]]), np.ones(2), np.zeros(2), eps=0.0)[0].tolist()
     [[-1.0, 1.0]]
     """
-    mean = _mean(wide(x))
-    y = wide(x) - mean
-    inverse = _inverse(y, eps)
-    y *= inverse
-    y *= wide(w)
+    wider = wide(x)
+    mean = _mean(wider)
+    y, inverse = _scaled(wider - mean, w, eps)
     if b is not None:
         y += wide(b)
     return rounded(y, x), inverse, mean
@@ -38,20 +36,14 @@ def layer_norm(
 @layer_norm.grad
 def layer_norm_grad(
     dy: Array, x: Array, inverse: Array, mean: Array, w: Array, b: Array | None = None
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array | None]:
     """(dx, dw, db); db is None where b is.
 
     n = (x - mean) / deviation,  d = dy w
     dx = (d - mean(d) - n mean(d n)) / deviation
     """
-    normed, d, dw = _through_w(dy, x, inverse, mean, w)
-    along = _mean(d * normed)
-    d -= _mean(d)
-    normed *= along
-    d -= normed
-    d *= inverse
     db = None if b is None else rounded(by_token(wide(dy)).sum(axis=0), dy)
-    return rounded(d, dy), dw, db
+    return *_gradients(dy, wide(x) - mean, inverse, w, True), db
 
 
 @layer("x:*h w:h -> *h", returns="inverse")
@@ -64,33 +56,38 @@ def rms_norm(x: Array, w: Array, eps: float = 1e-6) -> tuple[Array, Array]:
     >>> rms_norm(np.array([[3.0, -3.0]]), np.ones(2), eps=0.0)[0].tolist()
     [[1.0, -1.0]]
     """
-    wider = wide(x)
-    inverse = _inverse(wider, eps)
-    return rounded(wider * inverse * wide(w), x), inverse
+    y, inverse = _scaled(wide(x), w, eps)
+    return rounded(y, x), inverse
 
 
 @rms_norm.grad
 def rms_norm_grad(dy: Array, x: Array, inverse: Array, w: Array) -> tuple[Array, Array]:
     """(dx, dw): dx = (d - n mean(d n)) / rms, with n = x / rms and d = dy w."""
-    normed, d, dw = _through_w(dy, x, inverse, 0, w)
-    dx = (d - normed * _mean(d * normed)) * inverse
-    return rounded(dx, dy), dw
+    return _gradients(dy, wide(x), inverse, w, False)
 
 
-def _through_w(
-    dy: Array, x: Array, inverse: Array, mean: Array, w: Array
-) -> tuple[Array, Array, Array]:
-    """(n, the gradient of n, dw); both new."""
-    normed = wide(x) - mean
-    normed *= inverse
-    return normed, wide(dy) * wide(w), rounded(by_token(wide(dy) * normed).sum(axis=0), dy)
-
-
-def _inverse(x: Array, eps: float) -> Array:
-    """1 / the root of the mean of squares, which eps keeps away from zero."""
+def _scaled(x: Array, w: Array, eps: float) -> tuple[Array, Array]:
+    """(x w over the root of the mean of squares, 1 / that root); eps keeps it away from zero."""
     if eps < 0:
         raise KernelError(f"eps keeps a root away from zero: 0 or more, got {eps}")
-    return 1 / array_namespace(x).sqrt(_mean(x * x) + eps)
+    inverse = 1 / array_namespace(x).sqrt(_mean(x * x) + eps)
+    y = x * inverse
+    y *= wide(w)
+    return y, inverse
+
+
+def _gradients(dy: Array, x: Array, inverse: Array, w: Array, centred: bool) -> tuple[Array, Array]:
+    """(dx, dw) of `_scaled`, and of the mean that was taken off if x is ``centred``."""
+    normed, d = x * inverse, wide(dy)
+    dw = rounded(by_token(d * normed).sum(axis=0), dy)
+    d = d * wide(w)
+    along = _mean(d * normed)
+    if centred:
+        d -= _mean(d)
+    normed *= along
+    d -= normed
+    d *= inverse
+    return rounded(d, dy), dw
 
 
 def _mean(x: Array) -> Array:
