@@ -8,7 +8,7 @@ import gzip
 import os
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -138,6 +138,14 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def split(self, share: float = 0.8) -> tuple["Images", "Images"]:
+        """(to learn from, to test with): the first ``share`` of the pictures, and the rest."""
+        if not 0 < share < 1:
+            raise ConfigError(f"data are split between 0 and 1, got {share}; 0.8 is usual")
+        at = round(share * len(self))
+        first = replace(self, pixels=self.pixels[:at], labels=self.labels[:at])
+        return first, replace(self, pixels=self.pixels[at:], labels=self.labels[at:])
 
     def batch(
         self,

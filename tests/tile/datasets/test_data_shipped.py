@@ -68,6 +68,9 @@ def test_every_picture_comes_once_before_any_comes_again():
     np.testing.assert_array_equal(np.sort(first), numbered)
     np.testing.assert_array_equal(np.sort(second), numbered)
     assert not np.array_equal(first, second)
+    learn, test = digits.split(0.8)
+    np.testing.assert_array_equal([*learn.labels, *test.labels], numbered)
+    assert len(learn) == len(learn.pixels) == 1600
 
 
 def test_a_file_of_ones_own(tmp_path):
@@ -78,6 +81,8 @@ def test_a_file_of_ones_own(tmp_path):
     pixels = np.zeros((4, 2, 3), np.uint8)
     np.savez(tmp_path / "mine.npz", pixels=pixels, labels=np.array([0, 1, 2, 1]))
     assert repr(td.load_images(tmp_path / "mine.npz")) == "Images('mine', 4 of 2x3, 3 classes)"
+    with pytest.raises(ConfigError, match="between 0 and 1, got 2"):
+        td.load_images(tmp_path / "mine.npz").split(2)
     with pytest.raises(ConfigError, match=r"row or more of a step from 0, got 0 of step 1"):
         td.load_images(tmp_path / "mine.npz").batch(0, 1, 0)
 
