@@ -123,18 +123,6 @@ def test_fused_and_separate_are_one_layer(layer, parameters, fuse, heads, bias):
     np.testing.assert_allclose(y_fused, y, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("activation", L.ACTIVATIONS)
-@pytest.mark.parametrize("shape", [(2, 3, 7), (0, 7)])
-def test_a_feed_forward_layer_is_two_products(shape, activation):
-    x, w, b, out = draw(shape, (7, 11), (11,), (11, 2))
-    y, saved = L.mlp(x, {"w_1": w, "b_1": b, "w_2": out}, activation)
-    z = L.linear(x, w, b)[0]
-    g, plain = L.ACTIVATIONS[activation](z)
-    np.testing.assert_allclose(y, g @ out, rtol=1e-12, atol=1e-13)
-    for name, value in plain.items():
-        np.testing.assert_allclose(saved["bent"][name], value, rtol=1e-13)
-
-
 def test_halves_are_bent_before_they_are_rounded():
     """GELU of the rounded sum differs from the rounded GELU; only the latter is the nearest."""
     x, w = (each.astype(np.float16) for each in draw((64, 32), (32, 48), seed=1))
