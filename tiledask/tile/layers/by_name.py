@@ -80,8 +80,9 @@ class LayerPair:
         check(self.shapes, given)
         found = self.forward(*arrays, **options)
         found = found if len(self.results) > 1 else (found,)
-        more = {name: value_of(given) for name, value_of in self.saves.items()}
-        given |= more | dict(zip(self.results, found, strict=True))
+        for name, value_of in self.saves.items():
+            given[name] = value_of(given)
+        given.update(zip(self.results, found, strict=True))
         return found[0], {name: value for name, value in given.items() if name in self.reads}
 
     def __reduce__(self) -> str:

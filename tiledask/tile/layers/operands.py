@@ -92,13 +92,13 @@ def multiply(a: Array, b: Array) -> Array:
     >>> multiply(np.ones((2, 2, 3), np.float16), np.ones((3, 4), np.float16)).dtype.name
     'float32'
     """
-    flat, summed, xp = by_token(a), accumulator(a.dtype), array_namespace(a, b)
-    if xp is np and summed == a.dtype:
+    flat, summed = by_token(a), accumulator(a.dtype)
+    if type(a) is type(b) is np.ndarray and summed == a.dtype:
         out = np.matmul(flat, b)  # what "blas" does, at once
     elif not flat.size or not b.size:  # a device may hold no token, or no column
-        out = xp.zeros((flat.shape[0], b.shape[1]), summed)
+        out = array_namespace(a, b).zeros((flat.shape[0], b.shape[1]), summed)
     else:
-        out = xp.empty((flat.shape[0], b.shape[1]), summed)
+        out = array_namespace(a, b).empty((flat.shape[0], b.shape[1]), summed)
         matmul(flat, b, out=out)
     return out.reshape(*a.shape[:-1], b.shape[1])
 
