@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.tile.backend import as_dtype, to_numpy
-from tiledask.tile.choice.tuning import by
-from tiledask.tile.cuda import build
+from tiledask.tile.choice.config import configs
 from tiledask.tile.cuda.operands import bits
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.product import matmul
@@ -213,7 +212,7 @@ def _worst(got: Any, exact: Any, explained: Any, stored: str) -> ProductError:
 
 # -- kernels, with a tile, for a type --------------------------------------------------------------
 
-OURS = {"cupy": build.KERNELS[::-1], "numpy": ("tiled", "blas")}
+OURS = {"cupy": tuple(name for name in configs if name != "tiled")[::-1], "numpy": ("tiled", "blas")}
 """The kernels that are tried on either kind of arrays, the most important first."""
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -229,7 +228,7 @@ class Variant:
     """ "tf32" for float32 that enters rounded."""
 
     def __str__(self) -> str:
-        return f"{self.kernel}{(self.tile and f' {by(self.tile)}') or ''}, {self.precision}"
+        return f"{self.kernel}{f' {self.tile}' if self.tile else ''}, {self.precision}"
 
     @property
     def precision(self) -> str:

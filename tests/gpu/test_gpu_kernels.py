@@ -15,7 +15,6 @@ from gpu.devices import on
 from gpu.gemm_cases import OURS, GemmCase, Variant, check, differing, variants
 
 from tiledask.tile.backend import namespace
-from tiledask.tile.choice.tuning import by
 from tiledask.tile.table import kernels
 
 
@@ -45,7 +44,7 @@ CASES = on(dict.fromkeys(steps("cupy")), dict.fromkeys(steps("numpy")))
 def test_each_kernel_once(note, arrays, step, variant, case):
     key = f"{step}: {variant}, {case}"
     facts = {"step": step, "kernel": variant.kernel, "precision": variant.precision,
-             "tile": variant.tile and by(variant.tile), "orders": case.layouts,
+             "tile": variant.tile and "x".join(map(str, variant.tile)), "orders": case.layouts,
              "case": str(case), "shape": [case.m, case.n, case.k]}  # fmt: skip
     if why := kernels[variant.kernel].why_not:
         note(key, "skipped", why=why, **facts)

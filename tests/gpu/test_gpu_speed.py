@@ -6,7 +6,8 @@ import pytest
 from gpu.contest import LIBRARY, Gemm, contest
 from gpu.devices import LESS, device_at_hand, on
 
-from tiledask.tile.choice import config_of, predict
+from tiledask.tile.choice.bound import predict
+from tiledask.tile.choice.config import config_of
 
 HOPPER, TENSOR = ("wgmma_ws_persistent",), ("wgmma_ws_persistent", "mma_multistage")
 GOALS = {"wgmma_ws_persistent": "bf16", "sgemm_warptiled": "fp32"}

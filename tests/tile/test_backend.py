@@ -51,7 +51,7 @@ def machine(monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(backend, "_import_cupy", load)
+        monkeypatch.setattr(backend, "cupy_module", load)
         monkeypatch.setattr(backend, "nvrtc_reason", lambda: "")
         backend.probe.cache_clear()
         return backend.probe()

@@ -273,7 +273,7 @@ def fake_cupy(monkeypatch):
         empty=lambda shape, dtype: FakeArray(np.full(shape, np.nan, dtype)),
         array=lambda x, dtype, order: FakeArray(np.array(x.x, dtype, order=order)),
     )
-    monkeypatch.setattr(backend, "_import_cupy", lambda: fake)
+    monkeypatch.setattr(backend, "cupy_module", lambda: fake)
     return fake
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.tile import backend, product, table
-from tiledask.tile.table import unsuited
 
 EXTENTS = st.integers(1, 9)
 TILES = st.tuples(EXTENTS, EXTENTS, EXTENTS)
@@ -131,6 +130,8 @@ REFUSED = {
     "long loops": ((np.zeros((300, 300)),) * 2, {"kernel": "loops"}, "16777216 .* got 27000000"),
     "out's shape": ((X, Y), {"out": X}, r"float32 \(4, 5\), got float32 \(4, 6\)"),
     "out frozen": ((X, Y), {"out": FROZEN}, "read-only"),
+    "complex": ((X.astype(complex), Y.astype(complex)), {}, r"complex128; multiply the \.real"),
+    "no such tile": ((X, Y), {"tile": 4}, "'blas' has no tile to choose, got tile=4"),
     "out within a": ((BOTH[:, :6], Y), {"out": BOTH[:, 5:10]}, "must not overlap"),
 }
 
@@ -175,33 +176,27 @@ def gpus(*capabilities):
     return backend.Backend(True, "", devices=tuple(devices))
 
 
-AMPERE = replace(table.lookup("smem_tiled"), name="ampere", capability=(8, 0))
-HOPPER = replace(table.lookup("smem_tiled"), name="hopper", capability=(9, 0), exactly=True)
-
-
 NEEDS = "needs a GPU of compute capability "
+NEW, HOPPER = "mma_multistage", "wgmma_ws_persistent"
 
 
 @pytest.mark.parametrize(
     ("kernel", "capabilities", "why_not"),
     [
-        *((AMPERE, at, "") for at in (("8.0",), ("8.9",), ("10.0",), ("7.5", "8.0"))),
-        (AMPERE, ("7.5",), NEEDS + "8.0 (A100) or more, and there is T4 (7.5)"),
+        *((NEW, at, "") for at in (("8.0",), ("8.9",), ("10.0",), ("7.5", "8.0"))),
+        (NEW, ("7.5",), NEEDS + "8.0 (A100) or more, and there is T4 (7.5)"),
         *((HOPPER, at, "") for at in (("9.0",), ("8.0", "9.0"))),
-        (HOPPER, ("7.5",), NEEDS + "9.0 (H100, H200), and there is T4 (7.5)"),
         (HOPPER, ("8.9", "10.0"), NEEDS + "9.0 (H100, H200), and there is L4 (8.9), B200 (10.0)"),
+        *((name, ("7.5",), "") for name in ("smem_tiled", "cublas")),
     ],
 )
 def test_a_kernel_says_which_gpus_it_needs(monkeypatch, kernel, capabilities, why_not):
-    machine = gpus(*capabilities)
-    assert unsuited(kernel, machine.devices) == why_not
-    monkeypatch.setattr(table, "probe", lambda: machine)
-    monkeypatch.setitem(table.kernels, kernel.name, kernel)
-    info = td.tile.kernels[kernel.name]
-    assert (info.available, info.why_not) == (not why_not, why_not)
+    monkeypatch.setattr(table, "probe", lambda: gpus(*capabilities))
+    assert td.tile.kernels[kernel].why_not == why_not
+    assert td.tile.kernels[kernel].available == (not why_not)
     if why_not:
-        with pytest.raises(KernelError, match=f"'{kernel.name}' cannot run here: needs a GPU"):
-            table.find(kernel.name, "cupy")
+        with pytest.raises(KernelError, match=f"'{kernel}' cannot run here: needs a GPU"):
+            table.find(kernel, "cupy")
 
 
 def test_of_several_gpus_the_one_that_holds_the_operands_decides(monkeypatch):
@@ -209,9 +204,10 @@ def test_of_several_gpus_the_one_that_holds_the_operands_decides(monkeypatch):
     on_t4, on_h100 = (
         SimpleNamespace(device=SimpleNamespace(id=i), shape=(4, 4), ndim=2) for i in (0, 1)
     )
-    product._check_device(on_h100, on_h100, HOPPER)
+    hopper = table.lookup(HOPPER)
+    product._check_device(on_h100, on_h100, hopper)
     with pytest.raises(KernelError, match=r"cannot run where a is: needs .* there is T4 \(7.5\)"):
-        product._check_device(on_t4, on_t4, HOPPER)
+        product._check_device(on_t4, on_t4, hopper)
 
 
 def test_float32_is_rounded_to_tf32_only_for_those_who_ask():

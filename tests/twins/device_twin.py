@@ -175,7 +175,7 @@ def use(monkeypatch: Any) -> Module:
     """From here on, and until the test ends, "cupy" is the twin."""
     twin = Module()
     device = backend.GpuInfo(0, "pretended GPU", "9.0", 10**9)
-    monkeypatch.setattr(backend, "_import_cupy", lambda: twin)
+    monkeypatch.setattr(backend, "cupy_module", lambda: twin)
     monkeypatch.setattr(backend, "probe", lambda: backend.Backend(True, "", devices=(device,)))
     composites = import_module("tiledask.tile.layers.composites")
     for module in (composites, operands):

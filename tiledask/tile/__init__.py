@@ -3,9 +3,8 @@
 product.py       matmul by the kernel one names, and what it refuses
   table.py       the kernels: numpy_kernels.py (loops, tiled, blas), gemm.py under it, cuda/
   epilogue.py    bias, activation and C, before a product is stored
-config.py        how each kernel tiles, and what of a device that takes
 levels.py        the bytes that a level of tiles moves
-choice/          which tile: predicted level by level, measured here
+choice/          how kernels tile, and which tile: predicted level by level, measured here
 layers/          the layers of one device: attention, MLP, norms, loss, convolution; and back
 optimizers.py    steps of weights: rules, mixed precision, loss scales, clipping
 datasets.py      a text and pictures for small models
@@ -16,62 +15,18 @@ progress.py      a bar for long calls, here and on clusters
 """
 
 from tiledask.tile import datasets, layers, optimizers
-from tiledask.tile.backend import (
-    accumulator,
-    array_namespace,
-    as_dtype,
-    namespace,
-    on_device,
-    probe,
-    synchronize,
-    to_numpy,
-)
-from tiledask.tile.choice import (
-    Config,
-    candidates,
-    config_of,
-    configs,
-    levels_of,
-    occupancy,
-    order,
-    predict,
-    ridge,
-    tune,
-)
+from tiledask.tile.backend import accumulator, array_namespace, as_dtype, namespace, on_device
+from tiledask.tile.backend import probe, synchronize, to_numpy
+from tiledask.tile.choice.bound import levels_of, order, predict, ridge
+from tiledask.tile.choice.config import Config, candidates, config_of, configs, occupancy
+from tiledask.tile.choice.tuning import tune
 from tiledask.tile.epilogue import gelu
 from tiledask.tile.levels import Tile, TileCount, TileTraffic, traffic
 from tiledask.tile.product import count_traffic, matmul, workspace
 from tiledask.tile.table import kernels
 
-__all__ = [
-    "Config",
-    "Tile",
-    "TileCount",
-    "TileTraffic",
-    "accumulator",
-    "array_namespace",
-    "as_dtype",
-    "candidates",
-    "config_of",
-    "configs",
-    "count_traffic",
-    "datasets",
-    "gelu",
-    "kernels",
-    "layers",
-    "levels_of",
-    "matmul",
-    "namespace",
-    "occupancy",
-    "on_device",
-    "optimizers",
-    "order",
-    "predict",
-    "probe",
-    "ridge",
-    "synchronize",
-    "to_numpy",
-    "traffic",
-    "tune",
-    "workspace",
-]
+__all__ = ["Config", "Tile", "TileCount", "TileTraffic", "accumulator", "array_namespace"]
+__all__ += ["as_dtype", "candidates", "config_of", "configs", "count_traffic", "datasets", "gelu"]
+__all__ += ["kernels", "layers", "levels_of", "matmul", "namespace", "occupancy", "on_device"]
+__all__ += ["optimizers", "order", "predict", "probe", "ridge", "synchronize", "to_numpy"]
+__all__ += ["traffic", "tune", "workspace"]

@@ -18,24 +18,9 @@ from numpy.typing import DTypeLike
 from tiledask.errors import KernelError, short
 from tiledask.extras import install, needed_for
 
-__all__ = [
-    "HALVES",
-    "Array",
-    "Backend",
-    "GpuInfo",
-    "accumulator",
-    "aligned",
-    "array_namespace",
-    "as_dtype",
-    "cupy_module",
-    "name_of",
-    "namespace",
-    "nccl_bindings",
-    "on_device",
-    "probe",
-    "synchronize",
-    "to_numpy",
-]
+__all__ = ["HALVES", "Array", "Backend", "GpuInfo", "accumulator", "aligned", "array_namespace"]
+__all__ += ["as_dtype", "cupy_module", "name_of", "namespace", "nccl_bindings", "nvrtc_reason"]
+__all__ += ["on_device", "probe", "synchronize", "to_numpy"]
 
 Array: TypeAlias = Any
 """An array of NumPy's or CuPy's: they quack alike, and have no type in common."""
@@ -48,36 +33,24 @@ HALVES = ("float16", "bfloat16")
 class GpuInfo:
     """One GPU, as CuPy describes it."""
 
-    index: int
-    """Position among the devices that this process may use."""
-    name: str
-    """The maker's name, for example "NVIDIA H200"."""
-    compute_capability: str
-    """Such as "9.0", whose machine code is sm_90."""
-    memory: int
-    """Bytes."""
-    integrated: bool = False
-    """Whether it has no memory of its own: its bytes are the host's."""
+    index: int  # Among the devices that this process may use
+    name: str  # The maker's, for example "NVIDIA H200"
+    compute_capability: str  # Such as "9.0", whose machine code is sm_90
+    memory: int  # Bytes
+    integrated: bool = False  # Whether it has no memory of its own: its bytes are the host's
 
 
 @dataclass(frozen=True)
 class Backend:
     """What `probe` found. If ``usable`` is False, ``reason`` says why and what to do."""
 
-    usable: bool
-    """True once an array went to the first device and came back unchanged."""
-    reason: str
-    """Why CuPy arrays cannot be used here, in a sentence; empty if they can."""
-    cupy: str = ""
-    """CuPy's version; empty if it cannot be imported."""
-    devices: tuple[GpuInfo, ...] = ()
-    """The GPUs that CuPy sees."""
-    driver: str = ""
-    """The newest CUDA that the NVIDIA driver runs, such as "13.0"; empty if there is none."""
-    cuda: str = ""
-    """Version of the CUDA runtime that CuPy uses, such as "13.0"; empty if unknown."""
-    nvrtc_reason: str = ""
-    """Why CUDA C++ cannot be compiled here at run time; empty if it can, or if not usable."""
+    usable: bool  # True once an array went to the first device and came back unchanged
+    reason: str  # Why CuPy arrays cannot be used here, in a sentence; empty if they can
+    cupy: str = ""  # CuPy's version; empty if it cannot be imported
+    devices: tuple[GpuInfo, ...] = ()  # That CuPy sees
+    driver: str = ""  # The newest CUDA that the NVIDIA driver runs, such as "13.0"; empty without
+    cuda: str = ""  # Version of the CUDA runtime that CuPy uses; empty if unknown
+    nvrtc_reason: str = ""  # Why CUDA C++ cannot be compiled here; empty if it can, or not usable
 
 
 @cache
@@ -91,7 +64,7 @@ def probe() -> Backend:
     True
     """
     try:
-        cp = _import_cupy()
+        cp = cupy_module()
     except Exception as error:  # a broken installation raises all sorts of things
         missing = isinstance(error, ModuleNotFoundError) and error.name == "cupy"
         fault = "is not installed" if missing else f"cannot be imported ({_line(error)})"
@@ -136,7 +109,7 @@ def array_namespace(*arrays: Array) -> ModuleType:
             f"all arrays must live in one place, got {' and '.join(families)}; "
             f"move one: cupy.asarray(x) or td.tile.to_numpy(x)"
         )
-    return np if families[0] == "numpy" else _import_cupy()
+    return np if families[0] == "numpy" else cupy_module()
 
 
 def namespace(name: str) -> ModuleType:
@@ -151,12 +124,7 @@ def namespace(name: str) -> ModuleType:
         raise KernelError(f"arrays are 'numpy' or 'cupy', got {name!r}")
     if not probe().usable:
         raise KernelError(f"CuPy arrays cannot be used here: {probe().reason}; use 'numpy'")
-    return _import_cupy()
-
-
-def cupy_module() -> ModuleType:
-    """CuPy, whether or not a device is usable; for who was handed an array of it."""
-    return _import_cupy()
+    return cupy_module()
 
 
 def nccl_bindings() -> ModuleType:
@@ -255,7 +223,8 @@ def _family(x: Array) -> str:
     )
 
 
-def _import_cupy() -> ModuleType:
+def cupy_module() -> ModuleType:
+    """CuPy, whether or not a device is usable; for who was handed an array of it."""
     return import_module("cupy")
 
 

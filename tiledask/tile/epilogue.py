@@ -14,15 +14,8 @@ from dataclasses import dataclass
 
 from tiledask.tile.backend import Array, array_namespace
 
-__all__ = [
-    "ACTIVATIONS",
-    "PIECE_BYTES",
-    "Epilogue",
-    "activation_bytes",
-    "gelu",
-    "gelu_grad",
-    "pieces",
-]
+__all__ = ["ACTIVATIONS", "PIECE_BYTES", "Epilogue", "activation_bytes", "gelu", "gelu_grad"]
+__all__ += ["pieces"]
 
 _SLOPE = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
@@ -84,20 +77,15 @@ PIECE_BYTES = {"numpy": 2**17, "cupy": 2**24}
 class Epilogue:
     """What a kernel does to alpha a @ b, beside storing it; by default nothing.
 
-    >>> Epilogue().plain, Epilogue(beta=1.0).loads_c, Epilogue(activation="gelu").elementwise
-    (True, True, True)
+    >>> Epilogue(beta=1.0).loads_c, Epilogue(activation="gelu").elementwise
+    (True, True)
     """
 
-    alpha: float = 1.0
-    """The product is multiplied by it."""
-    beta: float = 0.0
-    """What C held is multiplied by it and added; with 0 it is not read."""
-    bias: Array | None = None
-    """[n] in the type that is summed in, added to every row; None for none."""
-    activation: str | None = None
-    """A name in `ACTIVATIONS`, or None."""
-    preactivation: Array | None = None
-    """Like C: receives what the activation is applied to; None if nobody asks for it."""
+    alpha: float = 1.0  # The product is multiplied by it
+    beta: float = 0.0  # What C held is multiplied by it and added; with 0 it is not read
+    bias: Array | None = None  # [n] in the type that is summed in, added to every row
+    activation: str | None = None  # A name in `ACTIVATIONS`
+    preactivation: Array | None = None  # Like C: receives what the activation is applied to
 
     @property
     def loads_c(self) -> bool:
@@ -108,11 +96,6 @@ class Epilogue:
     def elementwise(self) -> bool:
         """Whether there is more to do than BLAS does with its alpha and beta."""
         return self.bias is not None or self.activation is not None
-
-    @property
-    def plain(self) -> bool:
-        """Whether C is the product and nothing else."""
-        return self.alpha == 1 and not self.loads_c and not self.elementwise
 
     def finish(self, c: Array, i: int = 0, j: int = 0) -> None:
         """None, once ``c``, the tile of C [rows, columns] at (i, j), is biased and activated.
@@ -126,15 +109,13 @@ class Epilogue:
         >>> c.tolist()
         [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
         """
-        if not self.elementwise:
-            return
-        for rows, columns in _pieces(c):
-            piece = c[slice(*rows), slice(*columns)]
-            above, left = slice(i + rows[0], i + rows[1]), slice(j + columns[0], j + columns[1])
+        for rows, columns in _pieces(c) if self.elementwise else ():
+            piece = c[rows, columns]
+            there = slice(i + rows.start, i + rows.stop), slice(j + columns.start, j + columns.stop)
             if self.bias is not None:
-                piece += self.bias[left]
+                piece += self.bias[there[1]]
             if self.preactivation is not None:
-                self.preactivation[above, left] = piece
+                self.preactivation[there] = piece
             if self.activation is not None:
                 piece[...] = ACTIVATIONS[self.activation](piece)
 
@@ -145,27 +126,27 @@ def activation_bytes(m: int, n: int, itemsize: int, arrays: str = "numpy") -> in
     >>> activation_bytes(4096, 4096, itemsize=4)
     131072
     """
-    columns = min(n, PIECE_BYTES[arrays] // itemsize)
-    rows = min(m, PIECE_BYTES[arrays] // itemsize // columns)
-    return rows * columns * itemsize  # `gelu` holds one array of a piece's size
+    height, width = _piece(m, n, PIECE_BYTES[arrays] // itemsize)
+    return height * width * itemsize  # `gelu` holds one array of a piece's size
 
 
-def _pieces(c: Array) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """((first row, last), (first column, last)) of pieces of ``c`` [m, n] that lie together.
+def _piece(lines: int, length: int, most: int) -> tuple[int, int]:
+    """(lines, elements of one) of a piece of ``most`` elements at most: of whole lines if it can be."""
+    width = min(length, most)
+    return min(lines, most // width), width
 
-    Of whole rows where rows are contiguous, of whole columns where those are.
-    """
-    m, n = c.shape
-    room = PIECE_BYTES[array_namespace(c).__name__] // c.itemsize
+
+def _pieces(c: Array) -> Iterator[tuple[slice, slice]]:
+    """(rows, columns) of pieces of ``c`` [m, n] that lie together: of whole rows where rows are
+    contiguous, of whole columns where those are."""
+    (m, n), most = c.shape, PIECE_BYTES[array_namespace(c).__name__] // c.itemsize
     if abs(c.strides[1]) <= abs(c.strides[0]):
-        width = min(n, room)
-        height = min(m, room // width)
+        height, width = _piece(m, n, most)
     else:
-        height = min(m, room)
-        width = min(n, room // height)
+        width, height = _piece(n, m, most)
     for top in range(0, m, height):
         for left in range(0, n, width):
-            yield (top, min(m, top + height)), (left, min(n, left + width))
+            yield slice(top, min(m, top + height)), slice(left, min(n, left + width))
 
 
 def pieces(x: Array) -> Iterator[slice]:

@@ -40,18 +40,12 @@ class TileTraffic:
     n: int
     k: int
     tile: Tile
-    itemsize: int
-    """Bytes per element of A and B."""
-    tiles: int
-    """Tile products: (tiles of C) x (steps along k), ragged ones included."""
-    a: int
-    """Bytes of A loaded."""
-    b: int
-    """Bytes of B loaded."""
-    c: int
-    """Bytes of C stored."""
-    c_loaded: int = 0
-    """Bytes of C loaded: as many as stored if the product is added to what C holds, else 0."""
+    itemsize: int  # Bytes of an element of A and B
+    tiles: int  # Tile products: (tiles of C) x (steps along k), ragged ones included
+    a: int  # Bytes of A loaded
+    b: int  # Bytes of B loaded
+    c: int  # Bytes of C stored
+    c_loaded: int = 0  # Bytes of C loaded: as many as stored if the product is added to it, else 0
 
     @property
     def loaded(self) -> int:
@@ -103,10 +97,8 @@ class TileCount:
     (TileCount(tiles=24, loaded=768, flops=384), 0.5)
     """
 
-    tiles: int
-    """Tile products."""
-    loaded: int
-    """Bytes of A and B loaded."""
+    tiles: int  # Tile products
+    loaded: int  # Bytes of A and B
     flops: int
 
     @classmethod
@@ -152,18 +144,9 @@ def traffic(
         whole_number(name, value, 1, error=KernelError) for name, value in sizes.items()
     )
     rows, columns, steps = (-(-extent // t) for extent, t in zip((m, n, k), tile, strict=True))
-    return TileTraffic(
-        m,
-        n,
-        k,
-        tile,
-        itemsize,
-        tiles=rows * columns * steps,
-        a=columns * m * k * itemsize,
-        b=rows * k * n * itemsize,
-        c=m * n * out_itemsize,
-        c_loaded=m * n * out_itemsize if accumulate else 0,
-    )
+    a, b, c = columns * m * k * itemsize, rows * k * n * itemsize, m * n * out_itemsize
+    tiles = rows * columns * steps
+    return TileTraffic(m, n, k, tile, itemsize, tiles, a, b, c, c if accumulate else 0)
 
 
 def as_tile(tile: int | Tile) -> Tile:
@@ -178,9 +161,8 @@ def as_tile(tile: int | Tile) -> Tile:
             f"a tile has 3 extents (tm, tn, tk), got {len(extents)} in {tile!r}; "
             f"write tile=32 or tile=(32, 32, 8)"
         )
-    names = ("tm", "tn", "tk")
     tm, tn, tk = (
         whole_number(name, extent, 1, error=KernelError)
-        for name, extent in zip(names, extents, strict=True)
+        for name, extent in zip(("tm", "tn", "tk"), extents, strict=True)
     )
     return tm, tn, tk

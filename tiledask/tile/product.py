@@ -65,9 +65,8 @@ def matmul(
     >>> matmul(a, b, kernel="tiled", tile=2, alpha=2.0, bias=np.arange(4, dtype="f4")).tolist()
     [[6.0, 7.0, 8.0, 9.0], [6.0, 7.0, 8.0, 9.0]]
     """
-    epilogue = Epilogue(
-        _number("alpha", alpha), _number("beta", beta), bias, activation, preactivation
-    )
+    by, plus = _number("alpha", alpha), _number("beta", beta)
+    epilogue = Epilogue(by, plus, bias, activation, preactivation)
     return _run(a, b, kernel, tile, out, epilogue, precision)[0]
 
 
@@ -81,7 +80,7 @@ def accumulate(
     which share what they load of B. None for those whose loops are others' (BLAS, cuBLAS). The
     arguments are those of `matmul`.
     """
-    return _run(a, b, kernel, tile, out, Epilogue(beta=_number("beta", beta)), None)[1]
+    return _run(a, b, kernel, tile, out, Epilogue(beta=_number("beta", beta)))[1]
 
 
 def count_traffic(
@@ -103,7 +102,7 @@ def count_traffic(
     >>> count_traffic(a, b, tile=(2, 4, 2))[1] == traffic(5, 7, 3, tile=(2, 4, 2), itemsize=4)
     True
     """
-    out, counted = _run(a, b, "tiled", tile, out, Epilogue(beta=_number("beta", beta)), None)
+    out, counted = _run(a, b, "tiled", tile, out, Epilogue(beta=_number("beta", beta)))
     assert counted is not None  # "tiled" always counts
     return out, counted
 
@@ -155,7 +154,7 @@ def _run(
     tile: int | Tile | None,
     out: Array | None,
     epilogue: Epilogue,
-    precision: str | None,
+    precision: str | None = None,
 ) -> tuple[Array, TileTraffic | None]:
     others = [x for x in (out, epilogue.bias, epilogue.preactivation) if x is not None]
     xp = backend.array_namespace(a, b, *others)
@@ -207,6 +206,7 @@ def _run_of(a: Array, b: Array, kernel: Kernel, precision: str | None) -> Run:
         return kernel.run
     if precision == "tf32" and name == "float32" and kernel.tf32:
         return kernel.tf32
+    mine = f"kernel {kernel.name!r}"
     if precision not in (None, "tf32"):
         raise KernelError(f"precision must be None or 'tf32', got {precision!r}")
     if precision and name != "float32":
@@ -214,25 +214,25 @@ def _run_of(a: Array, b: Array, kernel: Kernel, precision: str | None) -> Run:
     if precision:
         others = ", ".join(each for each, info in kernels.items() if info.tf32)
         raise KernelError(
-            f"precision='tf32' leaves 10 of the 23 bits of mantissa, and kernel {kernel.name!r} "
-            f"has no such product; leave it out, or use one of {others} (CuPy arrays)"
+            f"precision='tf32' leaves 10 of the 23 bits of mantissa, and {mine} has no such "
+            f"product; leave it out, or use one of {others} (CuPy arrays)"
         )
     if name == "float32" and kernel.tf32:
         raise KernelError(
-            f"kernel {kernel.name!r} takes float32 as TF32 only, of whose 23 bits of mantissa "
-            f"10 remain; give precision='tf32' if that will do, or else kernel='blas'"
+            f"{mine} takes float32 as TF32 only, of whose 23 bits of mantissa 10 remain; give "
+            f"precision='tf32' if that will do, or else kernel='blas'"
         )
-    raise KernelError(
-        f"kernel {kernel.name!r} takes {', '.join(kernel.dtypes)}, got {name}; cast with .astype, "
-        f"or use kernel='blas' for halves"
-    )
+    takes, instead = ", ".join(kernel.dtypes), "cast with .astype, or use kernel='blas' for halves"
+    if a.dtype.kind == "c":
+        instead = "multiply the .real and .imag parts, products of their own; .astype drops .imag"
+    raise KernelError(f"{mine} takes {takes}, got {name}; {instead}")
 
 
 def _check_device(a: Array, b: Array, kernel: Kernel) -> None:
     """None if a and b are together on a device that ``kernel`` runs on, and not too much for it."""
     if a.device != b.device:
         raise KernelError(f"a and b must be on one device, got {a.device} and {b.device}")
-    if kernel.capability is not None:  # of several GPUs it may be another that the kernel is for
+    if kernel.capability:  # of several GPUs it may be another that the kernel is for
         devices = tuple(d for d in backend.probe().devices if d.index == a.device.id)
         if why_not := unsuited(kernel, devices):
             raise KernelError(f"kernel {kernel.name!r} cannot run where a is: {why_not}")
@@ -266,18 +266,19 @@ def _check_epilogue(
         )
     if bias is not None:
         _check_type("bias", bias, a, shape[1:], xp)
-    read = {"a": a, "b": b, "the bias": bias}
-    for name, written, more in (("out", out, {}), ("preactivation", before, {"out": out})):
+    host, read = xp.__name__ == "numpy", {"a": a, "b": b, "the bias": bias}
+    # CuPy compares bounds only, so that it may see an overlap between two interleaved slices
+    overlap = xp.shares_memory if host else xp.may_share_memory
+    for name, written in (("out", out), ("preactivation", before)):
         if written is None:
             continue
         _check_type(name, written, a, shape, xp)
-        if xp.__name__ == "numpy" and not written.flags.writeable:
+        if host and not written.flags.writeable:
             raise KernelError(f"{name} must be writable, got a read-only array; pass {name}.copy()")
-        # CuPy compares bounds only, so that it may see an overlap between two interleaved slices
-        overlap = xp.shares_memory if xp.__name__ == "numpy" else xp.may_share_memory
-        for other, x in (read | more).items():
+        for other, x in read.items():
             if x is not None and overlap(x, written):
                 raise KernelError(f"{name} must not overlap {other}, which is in use; copy one")
+        read[name] = written
 
 
 def _check_type(name: str, x: Array, a: Array, shape: tuple[int, ...], xp: ModuleType) -> None:

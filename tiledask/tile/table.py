@@ -1,15 +1,15 @@
 """The kernels by name: what each takes, whether this machine can run it, and what it allocates."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 from tiledask.errors import KernelError
-from tiledask.plan.tables import Table, table
+from tiledask.plan.tables import Part, Printable, table
 from tiledask.tile import numpy_kernels
 from tiledask.tile.backend import HALVES, Array, GpuInfo, as_dtype, probe
-from tiledask.tile.config import configs
+from tiledask.tile.choice.config import Config, configs, runs_on
 from tiledask.tile.cuda import launch
 from tiledask.tile.epilogue import Epilogue, activation_bytes
 from tiledask.tile.levels import Tile, TileTraffic, as_tile
@@ -28,8 +28,7 @@ class Sizes(NamedTuple):
     m: int
     n: int
     k: int
-    itemsize: int
-    """Bytes per element of a and b."""
+    itemsize: int  # Bytes of an element of a and b
     out_itemsize: int
     tile: Tile | None
     bias: bool = False
@@ -37,14 +36,12 @@ class Sizes(NamedTuple):
 
     def activated(self, m: int, n: int, arrays: str = "numpy") -> int:
         """Bytes that the activation of [m, n] allocates at one time."""
-        if self.activation is None:
-            return 0
-        return activation_bytes(m, n, max(self.itemsize, 4), arrays)
+        return activation_bytes(m, n, max(self.itemsize, 4), arrays) if self.activation else 0
 
 
 def _tiled_workspace(sizes: Sizes) -> int:
     assert sizes.tile is not None  # the kernel has one
-    tm, tn, tk = map(min, sizes.tile, (sizes.m, sizes.n, sizes.k))
+    tm, tn, tk = map(min, sizes.tile, sizes[:3])
     # the accumulator and one tile product; halves are widened a tile at a time, and then no more
     wide = max(sizes.itemsize, 4)
     copies = (tm * tk + tk * tn) * wide if sizes.itemsize < wide else 0
@@ -55,8 +52,8 @@ def _blas_workspace(sizes: Sizes) -> int:
     if sizes.itemsize != 2:
         return sizes.activated(sizes.m, sizes.n)
     tm, tn, tk = map(min, numpy_kernels.half_tile(sizes.out_itemsize), sizes[:3])
-    room = tm * tk + tk * tn + (tm * tn if sizes.out_itemsize == 2 else 0)
-    return 4 * room + sizes.activated(tm, tn)
+    beside = tm * tk + tk * tn + (tm * tn if sizes.out_itemsize == 2 else 0)
+    return 4 * beside + sizes.activated(tm, tn)
 
 
 def _cublas_workspace(sizes: Sizes) -> int:
@@ -67,10 +64,8 @@ def _cublas_workspace(sizes: Sizes) -> int:
 
 
 def _hopper_workspace(sizes: Sizes) -> int:
-    """Bytes at most of copies of a and b whose lines do not all start on boundaries of 16 bytes.
-
-    The operands' layouts are not known here, so each counts if it could need a copy.
-    """
+    """Bytes at most of copies of a and b whose lines do not all start on boundaries of 16 bytes;
+    their layouts are not known here, so each counts if it could need a copy."""
     m, n, k, each = sizes.m, sizes.n, sizes.k, 16 // sizes.itemsize
 
     def padded(lines: int, length: int) -> int:
@@ -79,35 +74,19 @@ def _hopper_workspace(sizes: Sizes) -> int:
     return max(padded(m, k), padded(k, m)) + max(padded(k, n), padded(n, k))
 
 
-_EXAMPLES = {(8, 0): "A100", (9, 0): "H100, H200"}
-"""GPUs of a compute capability (NVIDIA, "CUDA GPU Compute Capability")."""
-
-
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """One row of the table: the function and what it accepts."""
 
     name: str
-    arrays: str
-    """"numpy" or "cupy"."""
+    arrays: str  # "numpy" or "cupy"
     dtypes: tuple[str, ...]
     run: Run
     workspace: Callable[[Sizes], int] = lambda sizes: 0
     """Bytes it allocates besides a, b, out and the rest of what it is given."""
-    tile: Tile | None = None
-    """The tile it uses unless told otherwise; None for a kernel that has no tile of ours."""
-    chooses: bool = False
-    """Whether it is told when nobody chose a tile, and chooses itself; `tile` is then the usual."""
-    tiles: tuple[Tile, ...] = ()
-    """The tiles that it is built for; empty if any will do."""
-    k_bytes: int = 0
-    """Bytes along k of each of `tiles`, which so go with one size of elements; 0: with all."""
-    compiled: bool = False
-    """Whether it is ours, and needs NVRTC."""
-    capability: tuple[int, int] | None = None
-    """The least compute capability that it runs on, such as (8, 0); None for any."""
-    exactly: bool = False
-    """It runs on that capability alone: its machine code is for one architecture, like sm_90a."""
+    tile: Tile | None = None  # What it uses if none is given; None for a library's own
+    chooses: bool = False  # Whether it then chooses itself, and `tile` is only the usual one
+    built: tuple[Config, ...] = ()  # What our CUDA kernels are built for, by NVRTC
     tf32: Run | None = None
     """What multiplies float32 operands rounded to TF32, for those who ask; None if nothing does."""
 
@@ -117,7 +96,7 @@ class Kernel:
         if self.arrays == "numpy":
             return ""
         found = probe()
-        missing = found.nvrtc_reason if self.compiled else ""
+        missing = found.nvrtc_reason if self.built else ""
         return found.reason or missing or unsuited(self, found.devices)
 
     @property
@@ -126,12 +105,20 @@ class Kernel:
         return not self.why_not
 
     @property
+    def tiles(self) -> tuple[Tile, ...]:
+        """The tiles that it is built for; empty if any will do."""
+        return tuple(config.block for config in self.built)
+
+    @property
+    def capability(self) -> str:
+        """The least compute capability that runs it, as `runs_on` has it; empty for any."""
+        return self.built[0].capability if self.built else ""
+
+    @property
     def needs(self) -> str:
-        """The GPUs that it runs on: "compute capability 8.0 (A100) or more"; empty if any."""
-        if self.capability is None:
-            return ""
-        number, known = ".".join(map(str, self.capability)), _EXAMPLES[self.capability]
-        return f"compute capability {number} ({known}){'' if self.exactly else ' or more'}"
+        """The GPUs that it runs on; empty if any."""
+        known = {"8.0": "8.0 (A100) or more", "9.0a": "9.0 (H100, H200)"}
+        return f"compute capability {known[self.capability]}" if self.capability else ""
 
     def with_tile(self, tile: int | Tile | None) -> Tile | None:
         """The tile to use when ``tile`` is given; None where the kernel is to choose itself."""
@@ -143,8 +130,8 @@ class Kernel:
                 f"use kernel='tiled' (NumPy) or 'smem_tiled' (CuPy)"
             )
         found = as_tile(tile)
-        if self.tiles and found not in self.tiles:
-            built = " or ".join(f"({', '.join(map(str, t))})" for t in self.tiles)
+        if self.built and found not in self.tiles:
+            built = " or ".join(map(str, self.tiles))
             raise KernelError(
                 f"kernel {self.name!r} is built for tiles of {built}, got {found}; give one of "
                 f"these, or leave it out for {self.tile}"
@@ -158,7 +145,7 @@ class Kernel:
         ((128, 128, 16), (64, 64, 16))
         """
         size = as_dtype(dtype).itemsize
-        return tuple(t for t in self.tiles if self.k_bytes in (0, t[2] * size))
+        return tuple(config.block for config in self.built if config.itemsize == size)
 
 
 @cache
@@ -168,15 +155,13 @@ def unsuited(kernel: Kernel, devices: tuple[GpuInfo, ...]) -> str:
     >>> unsuited(kernels["wgmma_ws_persistent"], (GpuInfo(0, "T4", "7.5", 16 * 10**9),))
     'needs a GPU of compute capability 9.0 (H100, H200), and there is T4 (7.5)'
     """
-    least = kernel.capability
-    has = [tuple(map(int, device.compute_capability.split("."))) for device in devices]
-    if least is None or any(each == least if kernel.exactly else each >= least for each in has):
+    if not kernel.needs or any(runs_on(kernel.capability, d.compute_capability) for d in devices):
         return ""
     there = ", ".join(f"{d.name} ({d.compute_capability})" for d in devices)
     return f"needs a GPU of {kernel.needs}, and there is {there}"
 
 
-class KernelTable(dict[str, Kernel]):
+class KernelTable(Printable, dict[str, Kernel]):
     """The kernels by name. Asking one whether it is available asks this machine.
 
     >>> [name for name, kernel in kernels.items() if kernel.arrays == "numpy"]
@@ -185,30 +170,27 @@ class KernelTable(dict[str, Kernel]):
     (True, 'compute capability 9.0 (H100, H200)')
     """
 
-    def to_table(self) -> Table:
+    def printed(self) -> Iterator[Part]:
         """The kernels, and below why some cannot run here."""
         reasons: dict[str, list[str]] = {}
         rows = {}
         for name, each in self.items():
             if each.why_not:
                 reasons.setdefault(each.why_not, []).append(name)
-            tiles = dict.fromkeys((each.tile, *each.tiles)) if each.tile else ()
-            shown = ", ".join("x".join(map(str, tile or ())) for tile in tiles) or "none to choose"
+            tiles = each.tiles or (each.tile and (each.tile,)) or ()
+            shown = ", ".join("x".join(map(str, tile)) for tile in tiles) or "none to choose"
             rows[name] = {
                 "arrays": each.arrays,
                 "types": ", ".join(each.dtypes + (("float32 as tf32",) if each.tf32 else ())),
-                "tiles": shown + (", or any" if each.tile and not each.tiles else ""),
+                "tiles": shown + (", or any" if each.tile and not each.built else ""),
                 "needs": each.needs or {"numpy": "any CPU", "cupy": "any GPU"}[each.arrays],
                 "here": "available" if each.available else "unavailable",
             }
         below = [f"{', '.join(names)}: {why_not}" for why_not, names in reasons.items()]
-        return replace(table(rows), below="\n".join(below))
+        yield replace(table(rows), below="\n".join(below))
 
     def __repr__(self) -> str:
-        return self.to_table().to_text()
-
-    def _repr_html_(self) -> str:
-        return self.to_table()._repr_html_()
+        return self.to_text()
 
 
 _ALL = ("float16", "bfloat16", "float32", "float64")
@@ -216,34 +198,23 @@ _ALL = ("float16", "bfloat16", "float32", "float64")
 
 def _ours(run: Run, dtypes: tuple[str, ...], **more: Any) -> Kernel:
     """One of our CUDA kernels, whose first tile is the usual one."""
-    first, *_ = every = configs[run.__name__]
-    tiles = tuple(each.block for each in every)
-    needs = tuple(map(int, first.capability.split("."))) if first.capability else None
-    more |= {"tile": tiles[0], "tiles": tiles, "compiled": True}
-    more |= {"capability": needs, "exactly": first.exactly}
-    return Kernel(run.__name__, "cupy", dtypes, run, **more)
+    built = configs[run.__name__]
+    return Kernel(run.__name__, "cupy", dtypes, run, tile=built[0].block, built=built, **more)
 
 
-_CUBLAS = numpy_kernels.cublas
+_MMA, _WGMMA, _CUBLAS = launch.mma_multistage, launch.wgmma_ws_persistent, numpy_kernels.cublas
+_TF32 = partial(_CUBLAS, tf32=True)
 kernels = KernelTable(
     (each.name, each)
     for each in (
         Kernel("loops", "numpy", _ALL, numpy_kernels.loops),
-        Kernel("tiled", "numpy", _ALL, numpy_kernels.tiled, _tiled_workspace, tile=(512, 512, 512)),
+        Kernel("tiled", "numpy", _ALL, numpy_kernels.tiled, _tiled_workspace, (512, 512, 512)),
         Kernel("blas", "numpy", _ALL, numpy_kernels.blas, _blas_workspace),
         _ours(launch.smem_tiled, ("float32",)),
         _ours(launch.sgemm_warptiled, ("float32",)),
-        _ours(
-            launch.mma_multistage,
-            HALVES,
-            k_bytes=launch.MMA_K_BYTES,
-            chooses=True,
-            tf32=launch.mma_multistage,
-        ),
-        _ours(launch.wgmma_ws_persistent, HALVES, workspace=_hopper_workspace, chooses=True),
-        Kernel(
-            "cublas", "cupy", _ALL, _CUBLAS, _cublas_workspace, tf32=partial(_CUBLAS, tf32=True)
-        ),
+        _ours(_MMA, HALVES, chooses=True, tf32=_MMA),
+        _ours(_WGMMA, HALVES, workspace=_hopper_workspace, chooses=True),
+        Kernel("cublas", "cupy", _ALL, _CUBLAS, _cublas_workspace, tf32=_TF32),
     )
 )
 

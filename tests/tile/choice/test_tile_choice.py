@@ -12,8 +12,8 @@ from tile.cuda.ptxas import resources
 import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device, load_cluster, load_device
-from tiledask.tile.choice.bound import dram_loads, raster, refusal, waves
-from tiledask.tile.config import Config
+from tiledask.tile.choice.bound import dram_loads, raster, waves
+from tiledask.tile.choice.config import Config, refusal
 from tiledask.tile.cuda import build
 from tiledask.tile.levels import traffic
 
@@ -143,7 +143,7 @@ def macros(config: Config) -> dict:
     found = {"TYPE": kind[config.peak, config.itemsize], "STAGES": config.stages, **PLAIN}
     found |= {"OUT": found["TYPE"], "TILE_N": config.block[1]}
     if config.kernel == "wgmma_ws_persistent":
-        return {**found, "CLUSTER": config.cluster[0], "STAGED": 1}
+        return {**found, "CLUSTER": config.cluster, "STAGED": 1}
     tm, _, tk = config.block
     return {**found, "TILE_M": tm, "TILE_K": tk, "A_BYTES": 16, "B_BYTES": 16}
 
@@ -242,7 +242,7 @@ def test_published_bytes_of_8192_cubed():
 
 def test_a_cluster_halves_what_the_matrix_it_shares_takes_from_l2():
     alone = td.tile.levels_of(8192, 8192, 8192, MINE, H200)["L2 -> shared memory"]
-    pair = td.tile.levels_of(8192, 8192, 8192, replace(MINE, cluster=(2, 1)), H200)
+    pair = td.tile.levels_of(8192, 8192, 8192, replace(MINE, cluster=2), H200)
     one = traffic(8192, 8192, 8192, MINE.block, 2)
     assert pair["L2 -> shared memory"].loaded == one.a + one.b // 2 < alone.loaded
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from tiledask.tile.backend import as_dtype
-from tiledask.tile.config import hopper, hopper_tile
-from tiledask.tile.cuda.operands import padded, readable
+from tiledask.tile.choice.config import hopper, hopper_tile
+from tiledask.tile.cuda.operands import layout, padded, readable
 
 
 def cycles(m, n, k, way, multiprocessors):
     """Of the busiest cluster, by dealing out tile after tile."""
-    columns, cluster = way.block[1], way.cluster[0]
+    columns, cluster = way.block[1], way.cluster
     step, end = {256: (1024, 2000), 128: (600, 1000)}[columns]
     tiles = len(range(0, m, 128 * cluster)) * len(range(0, n, columns))
     clusters = max(1, multiprocessors // cluster)
@@ -42,5 +42,5 @@ def test_a_copy_holds_the_same_numbers_nan_too(dtype, step):
     around[3, 5] = np.nan
     x = around[:, 1:61:step]
     copied = padded(readable(x))
-    assert copied.layout.boundary == 16
-    np.testing.assert_array_equal(copied.array.astype("f4"), x.astype("f4"))
+    assert layout(copied).boundary == 16
+    np.testing.assert_array_equal(copied.astype("f4"), x.astype("f4"))

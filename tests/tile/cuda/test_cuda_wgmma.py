@@ -14,7 +14,7 @@ from twins import cuda_host
 from twins.cuda_host import HostFault, host_gpu, why_not
 from twins.cuda_host.products import GemmCase, is_right
 
-from tiledask.tile.config import configs, hopper
+from tiledask.tile.choice.config import configs, hopper
 from tiledask.tile.cuda import launch
 from tiledask.tile.levels import traffic
 
@@ -50,11 +50,11 @@ def told(monkeypatch):
         def way(m, n, k, multiprocessors, staged, tile):
             return hopper(tile[1], cluster, staged)
 
-        launch._hopper_plan.cache_clear()
+        launch._plan.cache_clear()
         monkeypatch.setattr(launch, "hopper_tile", way)
 
     yield tell
-    launch._hopper_plan.cache_clear()
+    launch._plan.cache_clear()
 
 
 def launch_it(a, b, out, epilogue, tile):

@@ -16,7 +16,8 @@ from tiledask.lab.course.runs import Blocking
 from tiledask.lab.course.words import count
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
-from tiledask.tile.choice import Levels, refusal
+from tiledask.tile.choice.bound import Levels
+from tiledask.tile.choice.config import refusal
 
 
 @question(6)

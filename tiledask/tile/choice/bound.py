@@ -22,9 +22,9 @@ from itertools import islice
 
 from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import ClusterSpec, Device, Link
-from tiledask.plan.tables import Table, table
+from tiledask.plan.tables import Part, Printable, table
 from tiledask.plan.units import format_seconds
-from tiledask.tile.config import (
+from tiledask.tile.choice.config import (
     Config,
     Occupancy,
     as_device,
@@ -34,18 +34,8 @@ from tiledask.tile.config import (
 )
 from tiledask.tile.levels import traffic
 
-__all__ = [
-    "Level",
-    "Levels",
-    "Waves",
-    "dram_loads",
-    "levels_of",
-    "order",
-    "predict",
-    "raster",
-    "ridge",
-    "waves",
-]
+__all__ = ["Level", "Levels", "dram_loads", "levels_of", "order", "predict", "raster", "ridge"]
+__all__ += ["waves"]
 
 _MOST_WAVES = 5_000
 """Most waves that are walked one by one: about a second."""
@@ -69,45 +59,15 @@ def raster(rows: int, columns: int, group: int = 1) -> Iterator[tuple[int, int]]
                 yield i, j
 
 
-@dataclass(frozen=True)
-class Waves:
-    """Tiles of C over the slots that compute one at a time."""
+def waves(m: int, n: int, config: Config, device: Device) -> tuple[int, int, int]:
+    """(rows of tiles, columns, slots) of an [m, n] product: ``slots`` tiles run at one time.
 
-    rows: int
-    """Rows of tiles; whole clusters."""
-    columns: int
-    slots: int
-    """Tiles that run at one time: blocks of a multiprocessor, times multiprocessors."""
-    multiprocessors: int
-
-    @property
-    def tiles(self) -> int:
-        return self.rows * self.columns
-
-    @property
-    def count(self) -> int:
-        """Waves, the last one included; a persistent block walks over as many tiles."""
-        return -(-self.tiles // self.slots)
-
-    @property
-    def stretch(self) -> float:
-        """Time over that of a perfect balance, as some multiprocessor computes the most; >= 1."""
-        return -(-self.tiles // self.multiprocessors) * self.multiprocessors / self.tiles
-
-
-def waves(m: int, n: int, config: Config, device: Device) -> Waves:
-    """The waves in which ``device`` computes the tiles of an [m, n] product.
-
-    >>> config = Config("mine", (128, 256, 64), (64, 256), 384, 2, "bf16", registers=168)
-    >>> found = waves(8192, 8192, config, as_device("H200"))
-    >>> found.tiles, found.slots, found.count
-    (2048, 132, 16)
+    >>> waves(8192, 8192, config_of("wgmma_ws_persistent"), as_device("H200"))
+    (64, 32, 132)
     """
-    (tm, tn, _), (up, across) = config.block, config.cluster
-    team, many = up * across, device.multiprocessors
-    slots = many * max(1, occupancy(config, device).blocks)
-    rows, columns = -(-m // (tm * up)) * up, -(-n // (tn * across)) * across
-    return Waves(rows, columns, max(team, slots // team * team), many)
+    team, (tm, tn, _) = config.cluster, config.block
+    slots = device.multiprocessors * max(1, occupancy(config, device).blocks)
+    return -(-m // (tm * team)) * team, -(-n // tn), max(team, slots // team * team)
 
 
 def dram_loads(
@@ -122,52 +82,35 @@ def dram_loads(
     panels; Mattson's stack distance). If L2's size is unknown, waves share within themselves only.
     More than 5,000 waves are not walked: `traffic` of the first wave's tile stands for them all.
     """
-    size, (tm, tn, tk), schedule = config.itemsize, config.block, waves(m, n, config, device)
+    size, (tm, tn, tk) = config.itemsize, config.block
+    in_clusters, across, slots = waves(m, n, config, device)
     rows, columns = -(-m // tm), -(-n // tn)
     tiles = raster(rows, columns, config.group)
-    first = list(islice(tiles, schedule.slots))
-    tile = min(m, len({i for i, _ in first}) * tm), min(n, len({j for _, j in first}) * tn)
+    wave = list(islice(tiles, slots))
+    tile = min(m, len({i for i, _ in wave}) * tm), min(n, len({j for _, j in wave}) * tn)
     step = sum(tile) * min(tk, k) * size * config.stages
     if too_large := 0 < device.l2_bytes < step:
         tile = config.loaded_together
-    if too_large or schedule.count > _MOST_WAVES:
+    if too_large or in_clusters * across > _MOST_WAVES * slots:
         even = traffic(m, n, k, (*tile, tk), size)
         return tile, even.a, even.b
-    panels = {("a", i): min(tm, m - tm * i) * k * size for i in range(rows)}
-    panels |= {("b", j): min(tn, n - tn * j) * k * size for j in range(columns)}
-    loaded = _walked(first, tiles, schedule.slots, panels, device.l2_bytes)
-    return tile, loaded["a"], loaded["b"]
-
-
-_Panel = tuple[str, int]
-"""A row of tiles of A, or a column of B."""
-
-
-def _walked(
-    wave: list[tuple[int, int]],
-    rest: Iterator[tuple[int, int]],
-    slots: int,
-    size: dict[_Panel, int],
-    capacity: int,
-) -> dict[str, int]:
-    """Bytes loaded of A and B, wave by wave."""
-    loaded = {"a": 0, "b": 0}
-    held: dict[_Panel, int] = {}
-    """The panels in L2, the least recently used first: the wave that used each last."""
-    now, full = 0, 0
+    bytes_of = {("a", i): min(tm, m - tm * i) * k * size for i in range(rows)}
+    bytes_of |= {("b", j): min(tn, n - tn * j) * k * size for j in range(columns)}
+    loaded, full, now = {"a": 0, "b": 0}, 0, 0
+    held: dict[tuple[str, int], int] = {}  # panel -> its last wave, the least recently used first
     while wave:
-        while full > capacity:  # all of the oldest wave goes
-            oldest = held[next(iter(held))]
+        while full > device.l2_bytes:  # all of the oldest wave goes
+            oldest = next(iter(held.values()))
             for panel in [panel for panel, used in held.items() if used == oldest]:
-                full -= size[panel]
+                full -= bytes_of[panel]
                 del held[panel]
         for panel in {("a", i) for i, _ in wave} | {("b", j) for _, j in wave}:
             if held.pop(panel, None) is None:
-                loaded[panel[0]] += size[panel]
-                full += size[panel]
+                loaded[panel[0]] += bytes_of[panel]
+                full += bytes_of[panel]
             held[panel] = now
-        wave, now = list(islice(rest, slots)), now + 1
-    return loaded
+        wave, now = list(islice(tiles, slots)), now + 1
+    return tile, loaded["a"], loaded["b"]
 
 
 # -- levels ----------------------------------------------------------------------------------------
@@ -178,20 +121,13 @@ class Level:
     """What crosses one level of the hierarchy of memories."""
 
     name: str
-    tile: tuple[int, int]
-    """Rows and columns of C that share what is loaded."""
-    loaded: int
-    """Bytes of A and B."""
-    stored: int
-    """Bytes of C."""
-    flops: int
-    """FLOP of the product."""
-    bandwidth: float
-    """Bytes per second at most; 0 if unknown."""
-    resident: int = 0
-    """Bytes of ``loaded`` that lie there already: a worker's own blocks."""
-    stretch: float = 1.0
-    """Lengthens the time where tiles cannot be shared out evenly."""
+    tile: tuple[int, int]  # Rows and columns of C that share what is loaded
+    loaded: int  # Bytes of A and B
+    stored: int  # Bytes of C
+    flops: int  # Of the product
+    bandwidth: float  # Bytes per second at most; 0 if unknown
+    resident: int = 0  # Bytes of ``loaded`` that lie there already: a worker's own blocks
+    stretch: float = 1.0  # Lengthens the time where tiles cannot be shared out evenly
 
     @property
     def moved(self) -> int:
@@ -210,7 +146,7 @@ class Level:
 
 
 @dataclass(frozen=True, repr=False)
-class Levels:
+class Levels(Printable):
     """A product [m, k] x [k, n] level by level; with workers, inside the device of one of them.
 
     Its time is the least: were everything to overlap, and every level at its peak. The bytes from
@@ -224,8 +160,7 @@ class Levels:
     config: Config
     device: Device
     levels: tuple[Level, ...]
-    compute: float
-    """Seconds of the arithmetic at peak, on the busiest multiprocessor."""
+    compute: float  # Seconds of the arithmetic at peak, on the busiest multiprocessor
     occupancy: Occupancy
 
     def __getitem__(self, name: str) -> Level:
@@ -259,32 +194,27 @@ class Levels:
         """Names of levels of unknown bandwidth, which may be slower still."""
         return tuple(x.name for x in self.levels if not x.bandwidth)
 
-    def to_table(self) -> Table:
-        """What crosses each level, and how long that takes at least."""
-        return table(
-            {
-                x.name: {
-                    "tile of C": "x".join(map(str, x.tile)),
-                    "moved": x.moved,
-                    "FLOP/byte": x.intensity,
-                    "time": x.seconds if x.bandwidth else None,
-                }
-                for x in self.levels
-            },
-            moved="bytes",
-            time="seconds",
-        )
-
-    def __repr__(self) -> str:
+    def printed(self) -> Iterator[Part]:
+        """What bounds the product; what crosses each level, and how long that takes at least."""
         unknown = f"; {', '.join(self.unbounded)} not bounded" if self.unbounded else ""
-        return (
+        yield (
             f"{self.config} on {self.device.name}: at most "
             f"{self.flops_per_second / 1e12:.4g} TFLOP/s ({format_seconds(self.seconds)}), bound "
-            f"by {self.binding}{unknown}\n{self.to_table().to_text()}"
+            f"by {self.binding}{unknown}"
         )
+        rows = {
+            x.name: {
+                "tile of C": "x".join(map(str, x.tile)),
+                "moved": x.moved,
+                "FLOP/byte": x.intensity,
+                "time": x.seconds if x.bandwidth else None,
+            }
+            for x in self.levels
+        }
+        yield table(rows, moved="bytes", time="seconds")
 
-    def _repr_html_(self) -> str:
-        return self.to_table()._repr_html_()
+    def __repr__(self) -> str:
+        return self.to_text()
 
 
 def levels_of(
@@ -321,14 +251,16 @@ def levels_of(
     if workers is not None:
         levels.append(_between(m, n, k, config, workers, link))
         m, n = -(-m // workers[0]), -(-n // workers[1])
-    schedule, on_one = waves(m, n, config, device), occupancy(config, device)
+    (tm, tn, tk), (rows, columns), many = config.block, config.warp, device.multiprocessors
+    down, across, _ = waves(m, n, config, device)
+    # time over that of a perfect balance, as some multiprocessor computes the most
+    stretch = -(-down * across // many) * many / (down * across)
     flops, stored, together = 2 * m * n * k, m * n * size, config.loaded_together
     touched, a, b = dram_loads(m, n, k, config, device)
-    l2 = traffic(m, n, k, (*together, config.block[2]), size).loaded
-    (tm, tn, tk), (rows, columns), stretch = config.block, config.warp, schedule.stretch
+    l2 = traffic(m, n, k, (*together, tk), size).loaded
     # a warp reads the zeros beyond C's edge like anything else: whole tiles. One request for a
     # column of A's tile, and one for a row of B's
-    padded = schedule.rows * tm, schedule.columns * tn, -(-k // tk) * tk
+    padded = down * tm, across * tn, -(-k // tk) * tk
     wanted = traffic(*padded, (rows, columns, 1), size)
     a_read = wanted.a * max(1, _REQUEST / (rows * size))
     b_read = wanted.b * max(1, _REQUEST / (columns * size))
@@ -339,7 +271,7 @@ def levels_of(
         Level("shared memory -> registers", config.warp, read, 0, flops, rate, stretch=stretch),
     ]
     # on the busiest multiprocessor, in those of its quarters that have a warp
-    work = 2 * schedule.tiles * tm * tn * -(-k // tk) * tk
+    work, on_one = 2 * padded[0] * padded[1] * padded[2], occupancy(config, device)
     compute = stretch * work / (on_one.quarters or 1.0) / device.peak(config.peak)
     return Levels(m, n, k, config, device, tuple(levels), compute, on_one)
 

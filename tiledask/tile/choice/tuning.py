@@ -1,7 +1,7 @@
 """Tiles measured on the device at hand, beside the order that the arithmetic predicts."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -12,7 +12,7 @@ import numpy as np
 
 from tiledask.errors import KernelError
 from tiledask.extras import needed_for
-from tiledask.plan.tables import Table, table
+from tiledask.plan.tables import Part, Printable, table
 from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import accumulator, as_dtype, namespace
 from tiledask.tile.levels import Tile, as_tile, traffic
@@ -20,7 +20,7 @@ from tiledask.tile.product import matmul
 from tiledask.tile.progress import showing
 from tiledask.tile.table import kernels, lookup
 
-__all__ = ["Trial", "Tuning", "by", "tune"]
+__all__ = ["Trial", "Tuning", "tune"]
 
 _EXTENTS = (32, 64, 128, 256, 512, 1024)
 """Of the square tiles of "tiled" that are measured."""
@@ -31,14 +31,12 @@ class Trial:
     """One tile, predicted and measured."""
 
     tile: Tile
-    predicted: int
-    """Bytes that tiles load and store."""
-    measured: float
-    """Seconds: the median of the rounds."""
+    predicted: int  # Bytes that tiles load and store
+    measured: float  # Seconds: the median of the rounds
 
 
 @dataclass(frozen=True, repr=False)
-class Tuning:
+class Tuning(Printable):
     """What `tune` measured, the fastest tile first."""
 
     kernel: str
@@ -58,12 +56,12 @@ class Tuning:
             found: float = import_module("scipy.stats").spearmanr(pairs).statistic
         return round(found, 12)
 
-    def to_table(self) -> Table:
+    def printed(self) -> Iterator[Part]:
         """The tiles and their places in both orders, and what that rests on."""
         order = sorted(self.trials, key=lambda trial: trial.predicted)
         rows = [
             {
-                "tile": by(trial.tile),
+                "tile": "x".join(map(str, trial.tile)),
                 "predicted": trial.predicted,
                 "place predicted": order.index(trial) + 1,
                 "measured": trial.measured,
@@ -73,15 +71,12 @@ class Tuning:
             for place, trial in enumerate(self.trials, 1)
         ]
         title = f"{self.kernel}, {self.m} x {self.n} x {self.k} in {self.dtype}"
-        found = table(rows, title, predicted="bytes", measured="seconds")
         below = f"rank correlation of predicted and measured order: {self.correlation:.2f}"
-        return replace(found, below=f"{below}; the bytes are predicted, not the time")
+        found = table(rows, title, predicted="bytes", measured="seconds")
+        yield replace(found, below=f"{below}; the bytes are predicted, not the time")
 
     def __repr__(self) -> str:
-        return self.to_table().to_text()
-
-    def _repr_html_(self) -> str:
-        return self.to_table()._repr_html_()
+        return self.to_text()
 
 
 def tune(
@@ -105,30 +100,30 @@ def tune(
     What is predicted is the bytes between the tiles' memory and the next, and so an order, no time.
     """
     whole_number("repeats", repeats, 1, error=KernelError)
-    found, dtype = lookup(kernel), as_dtype(dtype).name
+    found, kind = lookup(kernel), as_dtype(dtype)
     if found.tile is None:
         having = ", ".join(name for name, each in kernels.items() if each.tile)
         raise KernelError(f"kernel {kernel!r} has no tile to choose; those that have: {having}")
-    if why_not := found.why_not:
-        raise KernelError(f"kernel {kernel!r} cannot run here: {why_not}")
-    tiles = [as_tile(tile) for tile in candidates or ()]
+    if found.why_not:
+        raise KernelError(f"kernel {kernel!r} cannot run here: {found.why_not}")
     if candidates is None:
-        tiles = [found.tile, *(found.tiles_for(dtype) or ((n,) * 3 for n in _EXTENTS))]
-    if not tiles:
+        candidates = [found.tile, *(found.tiles_for(kind.name) or _EXTENTS)]
+    predicted = {
+        tile: traffic(m, n, k, tile, kind.itemsize).total for tile in map(as_tile, candidates)
+    }
+    if not predicted:
         raise KernelError("there is no tile to measure: candidates is empty; give one or more")
-    predicted = {tile: traffic(m, n, k, tile, as_dtype(dtype).itemsize).total for tile in tiles}
-    xp, times, done = namespace(found.arrays), dict[Tile, list[float]](), list[str]()
-    rng, out = xp.random.default_rng(seed), xp.empty((m, n), as_dtype(dtype))
-    precision = "tf32" if found.tf32 and dtype not in found.dtypes else None
-
-    def look() -> tuple[int, int | None, str]:
-        return len(done), len(predicted) * repeats, f"measured {done[-1]}" if done else ""
-
-    with showing("measuring tiles", look, "runs", after=0.0) if progress else nullcontext():
+    xp, times, done = namespace(found.arrays), dict[Tile, list[float]](), [0]
+    rng, out = xp.random.default_rng(seed), xp.empty((m, n), kind)
+    precision = "tf32" if found.tf32 and kind.name not in found.dtypes else None
+    every, bar = len(predicted) * repeats, nullcontext()
+    if progress:
+        bar = showing("measuring tiles", lambda: (done[0], every, ""), "runs", after=0.0)
+    with bar:
         for _ in range(repeats):
             # generators know no halves
             a, b = (
-                rng.standard_normal(shape, dtype=accumulator(dtype)).astype(as_dtype(dtype))
+                rng.standard_normal(shape, dtype=accumulator(kind)).astype(kind)
                 for shape in ((m, k), (k, n))
             )
             for tile in predicted:
@@ -139,23 +134,17 @@ def tune(
                 if tile not in times:
                     run()
                 times.setdefault(tile, []).append(_seconds(run, xp))
-                done.append(by(tile))
+                done[0] += 1
     trials = [Trial(tile, predicted[tile], median(seconds)) for tile, seconds in times.items()]
-    trials.sort(key=lambda trial: trial.measured)
-    return Tuning(kernel, m, n, k, dtype, tuple(trials))
-
-
-def by(tile: Tile) -> str:
-    """(64, 64, 8) as "64x64x8"."""
-    return "x".join(map(str, tile))
+    return Tuning(kernel, m, n, k, kind.name, tuple(sorted(trials, key=lambda t: t.measured)))
 
 
 def _seconds(run: Callable[[], None], xp: ModuleType) -> float:
     """How long ``run`` takes; on a GPU by its own events."""
     if xp is np:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         run()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
     begin, end = xp.cuda.Event(), xp.cuda.Event()
     begin.record()
     run()

@@ -19,13 +19,12 @@ from typing import Any
 from tiledask.errors import KernelError
 from tiledask.files import atomic_write
 from tiledask.tile.backend import namespace
+from tiledask.tile.choice.config import configs
 
-__all__ = ["HEADERS", "KERNELS", "arch_of", "compile_for", "file_text", "loaded", "source"]
+__all__ = ["HEADERS", "arch_of", "compile_for", "file_text", "loaded", "source"]
 
 Macros = Mapping[str, Any]
 
-KERNELS = ("smem_tiled", "sgemm_warptiled", "mma_multistage", "wgmma_ws_persistent")
-"""Ours, the simplest first."""
 HEADERS = ("gpu.cuh", "hopper.cuh", "epilogue.cuh", "panels.cuh")
 
 
@@ -62,17 +61,14 @@ def _inlined(name: str, seen: set[str]) -> str:
 
 # -- machine code ----------------------------------------------------------------------------------
 
-_HOPPER_ONLY = ("wgmma_ws_persistent",)
-
-
 def arch_of(name: str, capability: str) -> str:
     """The architecture to compile the kernel ``name`` for, on a GPU of this compute capability.
 
     >>> arch_of("smem_tiled", "8.9"), arch_of("wgmma_ws_persistent", "9.0")
     ('sm_89', 'sm_90a')
     """
-    number = capability.replace(".", "")
-    return f"sm_{number}a" if name in _HOPPER_ONLY else f"sm_{number}"
+    alone = "a" if configs[name][0].capability.endswith("a") else ""
+    return f"sm_{capability.replace('.', '')}{alone}"
 
 
 def compile_for(name: str, macros: Macros, arch: str) -> tuple[bytes, str]:
@@ -94,29 +90,21 @@ def compile_for(name: str, macros: Macros, arch: str) -> tuple[bytes, str]:
 
 def loaded(name: str, macros: Macros, capability: str) -> Any:
     """The kernel ``name`` on the device in use, of this capability; compiled if it never was."""
-    return _loaded(name, tuple(sorted(macros.items())), arch_of(name, capability))
-
-
-@cache
-def _loaded(name: str, macros: tuple[tuple[str, Any], ...], arch: str) -> Any:
-    path = _kept(name, dict(macros), arch)
+    path = _kept(name, macros, arch_of(name, capability))
     return namespace("cupy").RawModule(path=str(path)).get_function(name)
-
-
-def _cache_folder() -> Path:
-    """Of files kept from run to run: $TILEDASK_CACHE, or below $XDG_CACHE_HOME or ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("TILEDASK_CACHE") or Path(base) / "tiledask")
 
 
 def _kept(name: str, macros: Macros, arch: str) -> Path:
     """The file with the machine code; made, and put there whole, if it is not there.
 
-    Its name says of which text it is, how and by which compiler it was made.
+    Its name says of which text it is, how and by which compiler it was made. The folder is below
+    $TILEDASK_CACHE, $XDG_CACHE_HOME/tiledask or ~/.cache/tiledask.
     """
-    made_of = repr((source(name), sorted(macros.items()), arch, _version())).encode()
+    version = import_module("cuda.bindings.nvrtc").nvrtcVersion()[1:]
+    made_of = repr((source(name), sorted(macros.items()), arch, version)).encode()
     file = f"{name}-{arch}-{hashlib.sha256(made_of).hexdigest()[:24]}.cubin"
-    folder = _cache_folder() / "kernels"
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get("TILEDASK_CACHE") or Path(base) / "tiledask") / "kernels"
     try:
         _check_own(folder)
         if not (folder / file).is_file():
@@ -128,13 +116,6 @@ def _kept(name: str, macros: Macros, arch: str) -> Path:
             f"to a folder of your own"
         ) from None
     return folder / file
-
-
-@cache
-def _version() -> tuple[int, int]:
-    """NVRTC's."""
-    _, major, minor = import_module("cuda.bindings.nvrtc").nvrtcVersion()
-    return major, minor
 
 
 def _check_own(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """A function per kernel: the variant that its operands call for, and its arguments.
 
-Each gets a, b and out, checked before; launches on the device and
-stream in use, and does not wait.
+Each gets a, b and out, checked before; launches on the device and stream in use, and does not wait.
 """
 
 from dataclasses import replace
@@ -11,23 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import Array, array_namespace, namespace
-from tiledask.tile.config import config_of, hopper_tile
+from tiledask.tile.backend import Array, array_namespace, name_of, namespace
+from tiledask.tile.choice.config import config_of, hopper_tile
 from tiledask.tile.cuda import build, tensor_map
-from tiledask.tile.cuda.operands import Matrix, MatrixLayout, address_of, matrix, padded, readable
+from tiledask.tile.cuda.operands import MatrixLayout, address_of, layout, padded, readable
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.levels import Tile, TileTraffic, traffic
 
-__all__ = [
-    "MMA_K_BYTES",
-    "mma_multistage",
-    "sgemm_warptiled",
-    "smem_tiled",
-    "wgmma_ws_persistent",
-]
-
-MMA_K_BYTES = 64
-"""Bytes of k at a time: 32 halves, or 16 of float32."""
+__all__ = ["mma_multistage", "sgemm_warptiled", "smem_tiled", "wgmma_ws_persistent"]
 
 _MAX_EXTENT = 2**31 - 512
 """Rows and columns are 32-bit ints on the device, and the last tile may end some beyond them."""
@@ -35,11 +25,12 @@ _MAX_GRID_Y = 65_535
 """Blocks in the grid's y direction (CUDA C++ Programming Guide, table of capabilities)."""
 _PLANS = 4096
 _TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "float"}
+_NULL = np.uint64(0)
 
 
 def smem_tiled(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """The textbook kernel; operands and C of any strides."""
-    return _run("smem_tiled", matrix(a), matrix(b), matrix(out), False, tile, epilogue)
+    return _run("smem_tiled", a, b, out, False, tile, epilogue)
 
 
 def sgemm_warptiled(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> TileTraffic:
@@ -51,15 +42,8 @@ def mma_multistage(
     a: Array, b: Array, out: Array, tile: Tile | None, epilogue: Epilogue
 ) -> TileTraffic:
     """Halves on a warp's tensor cores, or float32 rounded to TF32, of whose mantissa they read 10
-    bits. Copies an operand whose rows and columns both lie apart."""
-    size = a.itemsize
-    tile = tile or config_of("mma_multistage", a.dtype.name).block
-    if tile[2] * size != MMA_K_BYTES:
-        each = MMA_K_BYTES // size
-        raise KernelError(
-            f"mma_multistage takes {MMA_K_BYTES} bytes of k at a time, {each} elements of {size} "
-            f"bytes, got a tile of {tile[2]}; use {(*tile[:2], each)}"
-        )
+    bits; 64 bytes of k at a time. Copies an operand whose rows and columns both lie apart."""
+    tile = config_of("mma_multistage", name_of(a.dtype), tile).block
     return _run("mma_multistage", *_by_rows(a, b, out), tile, epilogue)
 
 
@@ -77,26 +61,28 @@ def wgmma_ws_persistent(
     return _run("wgmma_ws_persistent", padded(a), padded(b), c, turned, tile, epilogue)
 
 
+def _by_rows(a: Array, b: Array, out: Array) -> tuple[Array, Array, Array, bool]:
+    """(a, b, c, False), or the transposed product (b^T, a^T, c^T, True) if C's columns lie
+    together: threads that are neighbours write neighbours of a row."""
+    x, y, c = readable(a), readable(b), layout(out)
+    if c.by_rows or not c.by_columns:
+        return x, y, out, False
+    return y.T, x.T, out.T, True
+
+
 # -- a launch: a plan of all but addresses, kept, as many are alike --------------------------------
 
 
-_Box = tuple[tuple[int, int, int], tuple[int, int], tuple[int, int, int]]
-"""Of a tensor map: elements along a line, of lines, one matrix; bytes from line to line and beyond
-the matrix; elements of a box."""
-
-
-class _Parts(NamedTuple):
+class _Ending(NamedTuple):
     """What there is of the epilogue."""
 
     beta: bool
     bias: bool
     gelu: bool
-    before: int
-    """0, or the boundary on which every line of what goes there starts."""
-    turned: bool
-    """Whether the bias, of C's columns, is one of rows of the transposed product."""
+    before: int  # 0, or the boundary on which every line of what goes there starts
+    turned: bool  # Whether the bias, of C's columns, is one of rows of the transposed product
 
-    def macros(self, c: MatrixLayout) -> dict[str, int]:
+    def macros(self, c: MatrixLayout) -> dict[str, Any]:
         """The parts that a variant of a kernel needs to have, and whether C, and what goes beside
         it, moves by two neighbours of a row (epilogue.cuh)."""
         boundary = min(c.boundary, self.before or 16)
@@ -108,6 +94,11 @@ class _Parts(NamedTuple):
             "HAS_BEFORE": int(self.before > 0),
             "BIAS_BY_ROW": int(self.bias and self.turned),
         }
+
+
+_Box = tuple[tuple[int, int, int], tuple[int, int], tuple[int, int, int]]
+"""Of a tensor map: elements along a line, of lines, one matrix; bytes from line to line and beyond
+the matrix; elements of a box."""
 
 
 class _Plan(NamedTuple):
@@ -125,98 +116,100 @@ class _Plan(NamedTuple):
 
 
 def _run(
-    name: str, a: Matrix, b: Matrix, c: Matrix, turned: bool, tile: Tile | None, epilogue: Epilogue
+    name: str, a: Array, b: Array, c: Array, turned: bool, tile: Tile | None, epilogue: Epilogue
 ) -> TileTraffic:
-    x, y, z = a.layout, b.layout, c.layout
-    before, boundary = None, 0
-    if epilogue.preactivation is not None:
-        before = matrix(epilogue.preactivation)
-        before = before.turned if turned else before
-        boundary = before.layout.boundary
-        given, wanted = ((each.row, each.column) for each in (before.layout, z))
-        if given != wanted:
+    x, y, z = map(layout, (a, b, c))
+    before, boundary, bias = epilogue.preactivation, 0, epilogue.bias
+    if before is not None:
+        before = before.T if turned else before
+        lies = layout(before)
+        boundary = lies.boundary
+        if lies[4:6] != z[4:6]:
             raise KernelError(
-                f"on a GPU preactivation must lie as out does, strides of {wanted} elements, got "
-                f"{given}; make it with cupy.empty_like(out)"
+                f"on a GPU preactivation must lie as out does, strides of {z[4:6]} elements, got "
+                f"{lies[4:6]}; make it with cupy.empty_like(out)"
             )
-    bias = epilogue.bias
-    parts = _Parts(
-        epilogue.loads_c, bias is not None, epilogue.activation is not None, boundary, turned
-    )
-    if name == "wgmma_ws_persistent":
-        plan = _hopper_plan(x, y, z, tile, parts, _multiprocessors())
+    has_bias, gelu = bias is not None, epilogue.activation is not None
+    ending = _Ending(epilogue.loads_c, has_bias, gelu, boundary, turned)
+    plan = _plan(name, x, y, z, tile, ending, _multiprocessors() if name.startswith("wgmma") else 0)
+    if plan.maps:
         maps = [
-            box and tensor_map.encode(each.layout.dtype, address_of(each.array), *box)
-            for each, box in zip((a, b, c), plan.maps, strict=True)
+            box and tensor_map.encode(lies.dtype, address_of(each), *box)
+            for each, lies, box in zip((a, b, c), (x, y, z), plan.maps, strict=True)
         ]
         # C's is not read where it is not brought, but on its boundary
-        inputs: list[Array] = [*maps[:2], maps[0] if maps[2] is None else maps[2]]
+        inputs: list[Any] = [*maps[:2], maps[0] if maps[2] is None else maps[2]]
     else:
-        assert tile is not None  # only that kernel chooses one by the product
-        plan = _plan(name, x, y, z, tile, parts)
-        inputs = [a.array, *x.strides, b.array, *y.strides]
+        inputs = [a, *_strides(x), b, *_strides(y)]
     if bias is not None and bias.strides[0] != bias.itemsize:
         bias = array_namespace(bias).ascontiguousarray(bias)
-    _kernel(name, plan.macros, plan.shared)(
-        plan.grid,
-        plan.block,
-        (
-            *(np.int32(extent) for extent in (z.rows, z.columns, x.columns)),
-            *inputs,
-            c.array,
-            _NULL if before is None else before.array,
-            *z.strides,
-            np.float32(epilogue.alpha),
-            np.float32(epilogue.beta),
-            _NULL if bias is None else bias,
-        ),
-        shared_mem=plan.shared,
+    arguments = (
+        *map(np.int32, (z.rows, z.columns, x.columns)),
+        *inputs,
+        c,
+        _NULL if before is None else before,
+        *_strides(z),
+        np.float32(epilogue.alpha),
+        np.float32(epilogue.beta),
+        _NULL if bias is None else bias,
     )
+    kernel = _kernel(name, plan.macros, plan.shared)
+    kernel(plan.grid, plan.block, arguments, shared_mem=plan.shared)
     # of the product as it is launched: where C lies by columns, A is what was B, transposed
-    return _traffic(z.rows, z.columns, x.columns, plan.loads, x.itemsize, parts.beta, z.itemsize)
+    return _traffic(z.rows, z.columns, x.columns, plan.loads, x.itemsize, ending.beta, z.itemsize)
 
 
-_NULL = np.uint64(0)
+def _strides(x: MatrixLayout) -> tuple[np.int64, np.int64]:
+    return np.int64(x.row), np.int64(x.column)
+
+
 _traffic = lru_cache(_PLANS)(traffic)
 
 
 @lru_cache(_PLANS)
 def _plan(
-    name: str, a: MatrixLayout, b: MatrixLayout, c: MatrixLayout, tile: Tile, parts: _Parts
+    name: str,
+    a: MatrixLayout,
+    b: MatrixLayout,
+    c: MatrixLayout,
+    tile: Tile | None,
+    ending: _Ending,
+    multiprocessors: int,
 ) -> _Plan:
-    """Of a kernel of one tile a block."""
-    _check_extents(name, a, b)
-    rows, columns, k = tile
-    across, down = -(-c.columns // columns), -(-c.rows // rows)
+    m, k, n = a.rows, a.columns, b.columns
+    if max(m, n, k) > _MAX_EXTENT:
+        raise KernelError(
+            f"{name} counts rows and columns in 32 bits, up to {_MAX_EXTENT}, got {m} x {k} by "
+            f"{k} x {n}; cut the product into blocks or use kernel='cublas'"
+        )
+    macros = ending.macros(c)
+    if name == "wgmma_ws_persistent":
+        return _hopper_plan(a, b, c, tile, ending, multiprocessors, macros)
+    assert tile is not None  # only that kernel chooses one by the product
+    rows, columns, depth = tile
+    across, down = -(-n // columns), -(-m // rows)
     if name == "smem_tiled":
         if down > _MAX_GRID_Y:
             raise KernelError(
                 f"smem_tiled has a row of thread blocks per {rows} rows, {_MAX_GRID_Y} at most: "
-                f"at most {_MAX_GRID_Y * rows} rows, got {c.rows}; cut the product into blocks or "
-                f"use kernel='cublas'"
+                f"at most {_MAX_GRID_Y * rows} rows, got {m}; cut the product into blocks or use "
+                f"kernel='cublas'"
             )
-        smem = {"TILE": rows} | parts.macros(c)
-        del smem["PAIRS"]  # its threads move single elements
-        return _Plan(smem, (across, down), (rows, rows), 0, tile)
-    a_turned, b_turned = not a.by_rows, b.by_rows
+        del macros["PAIRS"]  # its threads move single elements
+        return _Plan({"TILE": rows} | macros, (across, down), (rows, rows), 0, tile)
     config = config_of(name, a.dtype, tile)
     if name == "mma_multistage" and a.itemsize == 4:
         # lines are longer by 8 floats where those are read one by one
-        config = replace(config, stage_extra=32 * k * (a_turned + b_turned))
-    macros: dict[str, Any] = {
-        "TYPE": _TYPES[a.dtype],
-        "OUT": _TYPES[c.dtype],
-        "TILE_M": rows,
-        "TILE_N": columns,
-        "TILE_K": k,
-        "STAGES": config.stages,
-        "A_TURNED": int(a_turned),
-        "B_TURNED": int(b_turned),
-        "A_BYTES": _piece(a),
-        "B_BYTES": _piece(b),
-    }
-    shared, threads = config.shared_bytes, config.threads
-    return _Plan(macros | parts.macros(c), (across * down,), (threads,), shared, tile)
+        config = replace(config, stage_extra=32 * depth * ((not a.by_rows) + b.by_rows))
+    macros |= _lies(a, b, c) | {"TILE_M": rows, "TILE_N": columns, "TILE_K": depth}
+    macros |= {"STAGES": config.stages, "A_BYTES": _piece(a), "B_BYTES": _piece(b)}
+    return _Plan(macros, (across * down,), (config.threads,), config.shared_bytes, tile)
+
+
+def _lies(a: MatrixLayout, b: MatrixLayout, c: MatrixLayout) -> dict[str, Any]:
+    """The types of A, B and C, and whether A is contiguous along m, B along n."""
+    turned = {"A_TURNED": int(not a.by_rows), "B_TURNED": int(b.by_rows)}
+    return {"TYPE": _TYPES[a.dtype], "OUT": _TYPES[c.dtype], **turned}
 
 
 def _piece(x: MatrixLayout) -> int:
@@ -224,67 +217,39 @@ def _piece(x: MatrixLayout) -> int:
     return 16 if x.boundary == 16 else max(x.itemsize, min(x.boundary, 4))
 
 
-@lru_cache(_PLANS)
 def _hopper_plan(
     a: MatrixLayout,
     b: MatrixLayout,
     c: MatrixLayout,
     tile: Tile | None,
-    parts: _Parts,
+    ending: _Ending,
     multiprocessors: int,
+    macros: dict[str, Any],
 ) -> _Plan:
-    _check_extents("wgmma_ws_persistent", a, b)
     # the copy engine writes whole 16 bytes, beyond the last column too if that ends between them
     whole = c.by_rows and c.boundary == 16 and c.columns * c.itemsize % 16 == 0
-    staged = whole and c.dtype == a.dtype and not (parts.beta or parts.before)
+    staged = whole and c.dtype == a.dtype and not (ending.beta or ending.before)
     config = hopper_tile(c.rows, c.columns, a.columns, multiprocessors, staged, tile)
-    columns, cluster = config.block[1], config.cluster[0]
+    columns, cluster = config.block[1], config.cluster
     # a cluster's tile: what it loads of B leaves L2 once, and the copy engine writes it into the
     # shared memory of both blocks; each loads its own of A; boxes end at the matrices' edges
     together = (128 * cluster, columns, 64)
-    down, across = -(-c.rows // together[0]), -(-c.columns // columns)
-    macros = {
-        "TYPE": _TYPES[a.dtype],
-        "OUT": _TYPES[c.dtype],
-        "TILE_N": columns,
-        "STAGES": config.stages,
-        "CLUSTER": cluster,
-        "STAGED": int(staged),
-        "A_TURNED": int(not a.by_rows),
-        "B_TURNED": int(b.by_rows),
-    }
-    box_a = (64, 128, 1) if a.by_rows else (64, 64, 1)
-    box_b = (64, 64, 1) if b.by_rows else (64, columns // cluster, 1)
-    blocks = min(down * across, max(1, multiprocessors // cluster)) * cluster
-    box_c = _extents(c, (64, 64, 1)) if staged else None
-    maps = _extents(a, box_a), _extents(b, box_b), box_c
-    return _Plan(
-        macros | parts.macros(c), (blocks,), (config.threads,), config.shared_bytes, together, maps
+    clusters = -(-c.rows // together[0]) * -(-c.columns // columns)
+    blocks = min(clusters, max(1, multiprocessors // cluster)) * cluster
+    macros |= _lies(a, b, c) | {"TILE_N": columns, "STAGES": config.stages}
+    macros |= {"CLUSTER": cluster, "STAGED": int(staged)}
+    maps = (
+        _box(a, (64, 128, 1) if a.by_rows else (64, 64, 1)),
+        _box(b, (64, 64, 1) if b.by_rows else (64, columns // cluster, 1)),
+        _box(c, (64, 64, 1)) if staged else None,
     )
+    return _Plan(macros, (blocks,), (config.threads,), config.shared_bytes, together, maps)
 
 
-def _extents(x: MatrixLayout, box: tuple[int, int, int]) -> _Box:
+def _box(x: MatrixLayout, box: tuple[int, int, int]) -> _Box:
     length, lines = (x.columns, x.rows) if x.by_rows else (x.rows, x.columns)
     across = (x.row if x.by_rows else x.column) * x.itemsize
     return (length, lines, 1), (across, -(-lines * across // 16) * 16), box
-
-
-def _check_extents(name: str, a: MatrixLayout, b: MatrixLayout) -> None:
-    m, k, n = a.rows, a.columns, b.columns
-    if max(m, n, k) > _MAX_EXTENT:
-        raise KernelError(
-            f"{name} counts rows and columns in 32 bits, up to {_MAX_EXTENT}, "
-            f"got {m} x {k} by {k} x {n}; cut the product into blocks or use kernel='cublas'"
-        )
-
-
-def _by_rows(a: Array, b: Array, out: Array) -> tuple[Matrix, Matrix, Matrix, bool]:
-    """(a, b, c, False), or the transposed product (b^T, a^T, c^T, True) if C's columns lie
-    together: threads that are neighbours write neighbours of a row."""
-    x, y, c = readable(a), readable(b), matrix(out)
-    if c.layout.by_rows or not c.layout.by_columns:
-        return x, y, c, False
-    return y.turned, x.turned, c.turned, True
 
 
 # -- the device in use ----------------------------------------------------------------------------

@@ -8,15 +8,7 @@ import numpy as np
 
 from tiledask.tile.backend import Array, array_namespace, name_of, on_device
 
-__all__ = [
-    "Matrix",
-    "MatrixLayout",
-    "address_of",
-    "bits",
-    "matrix",
-    "padded",
-    "readable",
-]
+__all__ = ["MatrixLayout", "address_of", "bits", "layout", "padded", "readable"]
 
 
 class MatrixLayout(NamedTuple):
@@ -26,9 +18,8 @@ class MatrixLayout(NamedTuple):
     itemsize: int
     rows: int
     columns: int
-    row: int
-    """Elements from one row to the next; so `column`."""
-    column: int
+    row: int  # Elements from one row to the next
+    column: int  # Elements from one column to the next
     boundary: int
     """The largest power of two of bytes, up to 16, on which every line of elements starts."""
 
@@ -39,39 +30,18 @@ class MatrixLayout(NamedTuple):
 
     @property
     def by_columns(self) -> bool:
+        """Whether the elements of a column are."""
         return self.row == 1
 
-    @property
-    def turned(self) -> "MatrixLayout":
-        """The layout of the transposed matrix."""
-        return self._replace(rows=self.columns, columns=self.rows, row=self.column, column=self.row)
 
-    @property
-    def strides(self) -> tuple[np.int64, np.int64]:
-        """(row, column) for a kernel's signature."""
-        return np.int64(self.row), np.int64(self.column)
+def layout(x: Array) -> MatrixLayout:
+    """How ``x`` [rows, columns] lies.
 
-
-class Matrix(NamedTuple):
-    """An array as a kernel sees it."""
-
-    array: Array
-    layout: MatrixLayout
-
-    @property
-    def turned(self) -> "Matrix":
-        """The transposed matrix; the same elements."""
-        return Matrix(self.array.T, self.layout.turned)
-
-
-def matrix(x: Array) -> Matrix:
-    """``x`` [rows, columns] as a kernel sees it; nothing is copied.
-
-    >>> lies = matrix(np.zeros((5, 7), np.float32)[:, ::2]).layout
+    >>> lies = layout(np.zeros((5, 7), np.float32)[:, ::2])
     >>> lies.row, lies.column, lies.by_rows
     (7, 2, False)
     """
-    return Matrix(x, _layout(x.dtype, x.shape, x.strides, address_of(x) % 16))
+    return _layout(x.dtype, x.shape, x.strides, address_of(x) % 16)
 
 
 @lru_cache(4096)
@@ -91,36 +61,34 @@ def _layout(
     elif columns == 1 and row == 1:
         column = apart
     across = row if column == 1 else column
-    boundary = gcd(address, 16, across * size)
-    return MatrixLayout(name_of(dtype), size, rows, columns, row, column, boundary)
+    return MatrixLayout(
+        name_of(dtype), size, rows, columns, row, column, gcd(address, 16, across * size)
+    )
 
 
-def readable(x: Array) -> Matrix:
+def readable(x: Array) -> Array:
     """``x`` with neighbours along its rows or its columns: itself, or else a copy."""
-    found = matrix(x)
-    if found.layout.by_rows or found.layout.by_columns:
-        return found
+    lies = layout(x)
+    if lies.by_rows or lies.by_columns:
+        return x
     with on_device(x):
-        return matrix(array_namespace(x).array(bits(x), order="C").view(x.dtype))
+        return array_namespace(x).array(bits(x), order="C").view(x.dtype)
 
 
-def padded(found: Matrix) -> Matrix:
-    """``found`` with every line on a boundary of 16 bytes, as bulk copies need it.
+def padded(x: Array) -> Array:
+    """``x``, which is `readable`, with every line on a boundary of 16 bytes, as bulk copies need it.
 
     Itself if it is so already, else a copy with up to 15 bytes more a line.
     """
-    x, lies = found
+    lies = layout(x)
     if lies.boundary == 16:
-        return found
-    xp, each = array_namespace(x), 16 // lies.itemsize
-    lines, length = (lies.rows, lies.columns) if lies.by_rows else (lies.columns, lies.rows)
-    width = -(-length // each) * each
+        return x
+    (lines, length), each = x.shape if lies.by_rows else x.T.shape, 16 // lies.itemsize
     with on_device(x):
-        room = xp.empty((lines, width), x.dtype)
-        view = room[:, :length] if lies.by_rows else room[:, :length].T
-        bits(view)[...] = bits(x)
-    row, column = (width, 1) if lies.by_rows else (1, width)
-    return Matrix(view, lies._replace(row=row, column=column, boundary=16))
+        wide = array_namespace(x).empty((lines, -(-length // each) * each), x.dtype)
+        copied = wide[:, :length] if lies.by_rows else wide[:, :length].T
+        bits(copied)[...] = bits(x)
+    return copied
 
 
 def bits(x: Array) -> Array:

@@ -1,6 +1,6 @@
 """How kernels tile, from the block of C down to a warp, and what of a device that takes.
 
-cluster      blocks that share what they load
+cluster      blocks, one above the other, that share what they load
   block      (tm, tn, tk), in shared memory, `stages` of them under way
     warp     (rows, columns) of C that one warp, or warp group, computes
       thread `registers` of 32 bits
@@ -8,10 +8,8 @@ cluster      blocks that share what they load
 A configuration has what a kernel's source in cuda/ does for operands that lie row by row.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device, load_device
@@ -19,18 +17,8 @@ from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.levels import Tile, as_tile
 
-__all__ = [
-    "Config",
-    "Occupancy",
-    "as_device",
-    "candidates",
-    "config_of",
-    "configs",
-    "hopper",
-    "hopper_tile",
-    "occupancy",
-    "refusal",
-]
+__all__ = ["Config", "Occupancy", "as_device", "candidates", "config_of", "configs", "hopper"]
+__all__ += ["hopper_tile", "occupancy", "refusal", "runs_on"]
 
 
 @dataclass(frozen=True)
@@ -48,28 +36,16 @@ class Config:
     """(tm, tn, tk): rows and columns of C that a thread block owns, and a step along k."""
     warp: tuple[int, int]
     """Rows and columns of C whose operands one warp (or warp group) reads from shared memory."""
-    threads: int
-    """Per block."""
-    itemsize: int
-    """Bytes of an element of A and B."""
-    peak: str
-    """The peak that bounds it: "fp32", "tf32", "bf16", "fp16"; empty on a CPU."""
-    registers: int = 0
-    """Per thread, at launch; 0 if unknown."""
-    stages: int = 1
-    """Tiles of A and B in shared memory at one time."""
-    stage_extra: int = 0
-    """Bytes of a stage besides the elements: what keeps banks from colliding, barriers."""
-    kept: int = 0
-    """Bytes of shared memory besides the stages: C on its way out."""
-    cluster: tuple[int, int] = (1, 1)
-    """Blocks along m and n that load together: what two of them need is loaded once."""
-    group: int = 1
-    """Rows of tiles that are walked together: see `raster`."""
-    capability: str = ""
-    """The least compute capability, such as "8.0"; empty for any."""
-    exactly: bool = False
-    """Whether no other capability will do: wgmma is Hopper's alone."""
+    threads: int  # Of a block
+    itemsize: int  # Bytes of an element of A and B
+    peak: str  # What bounds it: "fp32", "tf32", "bf16", "fp16"; empty on a CPU
+    registers: int = 0  # Of a thread, at launch; 0 if unknown
+    stages: int = 1  # Tiles of A and B in shared memory at one time
+    stage_extra: int = 0  # Bytes of a stage beside the elements: barriers, longer lines
+    kept: int = 0  # Bytes of shared memory beside the stages: C on its way out
+    cluster: int = 1  # Blocks, one above the other, that load what they need of B once
+    group: int = 1  # Rows of tiles that are walked together: see `raster`
+    capability: str = ""  # The least that runs it: see `runs_on`
 
     def __post_init__(self) -> None:
         (tm, tn, _), (rows, columns) = self.block, self.warp
@@ -93,21 +69,37 @@ class Config:
     @property
     def loaded_together(self) -> tuple[int, int]:
         """Rows and columns of C of a whole cluster: what is loaded from L2 once for all of it."""
-        return self.block[0] * self.cluster[0], self.block[1] * self.cluster[1]
+        return self.block[0] * self.cluster, self.block[1]
 
     def __str__(self) -> str:
         words = [f"{self.kernel} {'x'.join(map(str, self.block))}"]
         words += [f"{self.stages} stages"] if self.stages > 1 else []
-        words += ["cluster {}x{}".format(*self.cluster)] if self.cluster != (1, 1) else []
-        return ", ".join([*words, *([f"group {self.group}"] if self.group > 1 else [])])
+        words += [f"clusters of {self.cluster}"] if self.cluster > 1 else []
+        return ", ".join(words)
+
+
+def runs_on(least: str, capability: str) -> bool:
+    """Whether code for compute capability ``least`` runs on a GPU of ``capability``.
+
+    Code for "8.0" runs on all above too, that for "9.0a" (as in sm_90a) on 9.0 alone. What is
+    unknown runs.
+
+    >>> runs_on("8.0", "10.0"), runs_on("9.0a", "9.0"), runs_on("9.0a", "10.0")
+    (True, True, False)
+    """
+    if not (least and capability):
+        return True
+    if least.endswith("a"):
+        return capability == least[:-1]
+    return _number(capability) >= _number(least)
+
+
+def _number(capability: str) -> tuple[int, ...]:
+    """Of which "10.0" is above "9.0", and what is unknown below all."""
+    return tuple(map(int, capability.split("."))) if capability else ()
 
 
 # -- how each kernel tiles -------------------------------------------------------------------------
-
-
-def _numpy(tile: int | Tile, itemsize: int = 4) -> Config:
-    tm, tn, tk = as_tile(tile)
-    return Config("tiled", (tm, tn, tk), (tm, tn), threads=1, itemsize=itemsize, peak="")
 
 
 def _smem(extent: int) -> Config:
@@ -125,31 +117,27 @@ _REGISTERS = {
 operands that lie row by row, for sm_80 and for sm_90; as are those of the other kernels."""
 
 
-def _panels(kernel: str, block: Tile, stages: int, itemsize: int, peak: str, extra: int) -> Config:
-    """A kernel that brings panels by ``cp.async``; a warp's tile of 64 x 64 or less, of float32 on
+def _panels(peak: str, block: Tile, stages: int) -> Config:
+    """A kernel that brings panels by ``cp.async``; a warp's tile is 64 x 64 or less, of float32 on
     CUDA cores 32 x 64, so that each quarter of a multiprocessor has one."""
-    rows, columns = (
-        max(side for side in range(1, max(1, min(t // 2, most)) + 1) if t % side == 0)
-        for t, most in ((block[0], 32 if peak == "fp32" else 64), (block[1], 64))
-    )
-    # those of the next number of sums that was compiled
+    tm, tn, tk = block
+    kernel = "sgemm_warptiled" if peak == "fp32" else "mma_multistage"
+    rows, columns = min(tm // 2, 32 if peak == "fp32" else 64), min(tn // 2, 64)
     registers = next(r for sums, r in _REGISTERS[kernel].items() if 32 * sums >= rows * columns)
-    threads = 32 * (block[0] // rows) * (block[1] // columns)
-    made = Config(kernel, block, (rows, columns), threads, itemsize, peak, registers, stages, extra)
-    return replace(made, group=8, capability="8.0")
-
-
-def _sgemm(block: Tile = (128, 128, 32), stages: int = 2) -> Config:
-    # a line of k has 16 bytes more, of A and of B
-    return _panels("sgemm_warptiled", block, stages, 4, "fp32", 2 * 16 * block[2])
-
-
-def _mma(
-    block: Tile = (128, 128, 32), stages: int = 3, itemsize: int = 2, peak: str = "bf16"
-) -> Config:
-    # longer lines of B, whose floats are read one by one
-    longer = 32 * block[2] if itemsize == 4 else 0
-    return _panels("mma_multistage", block, stages, itemsize, peak, longer)
+    return Config(
+        kernel,
+        block,
+        (rows, columns),
+        threads=32 * (tm // rows) * (tn // columns),
+        itemsize=2 if peak == "bf16" else 4,
+        peak=peak,
+        registers=registers,
+        stages=stages,
+        # a line of k has 16 bytes more, of A and of B; or one of B 32, whose floats are read singly
+        stage_extra=0 if peak == "bf16" else 32 * tk,
+        group=8,
+        capability="8.0",
+    )
 
 
 _RASTER = 8
@@ -162,8 +150,7 @@ def hopper(columns: int = 256, cluster: int = 2, staged: bool = True, stages: in
     """How `wgmma_ws_persistent` tiles: a stage is 128 rows of A and the columns of B, 128 bytes
     each, and two barriers.
 
-    ``cluster``: blocks, 1 or 2, one above the other, that share what they load of B. ``staged``:
-    whether C leaves through shared memory. ``stages``: 0 for as many as that holds.
+    ``staged``: whether C leaves through shared memory. ``stages``: 0 for as many as that holds.
 
     >>> hopper().stages, hopper(staged=False).stages, hopper().shared_bytes
     (3, 4, 213040)
@@ -181,10 +168,9 @@ def hopper(columns: int = 256, cluster: int = 2, staged: bool = True, stages: in
         stages=stages or (_HOPPER_SHARED - kept) // ((128 + columns) * 128 + 16),
         stage_extra=16,
         kept=kept,
-        cluster=(cluster, 1),
+        cluster=cluster,
         group=_RASTER * cluster,
-        capability="9.0",
-        exactly=True,
+        capability="9.0a",
     )
 
 
@@ -197,12 +183,7 @@ _ALONE = 1.04
 
 
 def hopper_tile(
-    m: int,
-    n: int,
-    k: int,
-    multiprocessors: int,
-    staged: bool = True,
-    tile: Tile | None = None,
+    m: int, n: int, k: int, multiprocessors: int, staged: bool = True, tile: Tile | None = None
 ) -> Config:
     """The tile and cluster of the least predicted time; of tiles only ``tile`` if given.
 
@@ -212,7 +193,7 @@ def hopper_tile(
     Where nothing is gained it is the usual one. A supposition in numbers, not a measurement.
 
     >>> hopper_tile(8192, 8192, 8192, 132).cluster, hopper_tile(384, 2**20, 4096, 132).cluster
-    ((2, 1), (1, 1))
+    (2, 1)
     >>> hopper_tile(1024, 1024, 1024, 132).block  # 64 tiles for 132 multiprocessors, not 32
     (128, 128, 64)
     """
@@ -228,44 +209,25 @@ def hopper_tile(
 
 
 configs: dict[str, tuple[Config, ...]] = {
-    "tiled": (_numpy(512),),
+    "tiled": (Config("tiled", (512,) * 3, (512, 512), threads=1, itemsize=4, peak=""),),
     "smem_tiled": (_smem(32), _smem(16)),
-    "sgemm_warptiled": (_sgemm(), _sgemm((64, 64, 16), 4)),
+    "sgemm_warptiled": (_panels("fp32", (128, 128, 32), 2), _panels("fp32", (64, 64, 16), 4)),
     "mma_multistage": (
-        _mma(),
-        _mma((64, 64, 32), 4),
-        _mma((128, 128, 16), itemsize=4, peak="tf32"),
-        _mma((64, 64, 16), 4, 4, "tf32"),
+        _panels("bf16", (128, 128, 32), 3),
+        _panels("bf16", (64, 64, 32), 4),
+        _panels("tf32", (128, 128, 16), 3),
+        _panels("tf32", (64, 64, 16), 4),
     ),
     "wgmma_ws_persistent": (hopper(), hopper(128)),
 }
 """The shipped configurations of each kernel, its own choice first; cuBLAS keeps its to itself."""
 
 
-def _space(kernel: str) -> Iterator[Config]:
-    """Every configuration that is worth a thought, whether or not some device can run it."""
-    if kernel == "tiled":
-        yield from map(_numpy, (64, 128, 256, 512, 1024))
-    elif kernel == "smem_tiled":
-        yield from map(_smem, (16, 32))
-    elif kernel == "sgemm_warptiled":
-        for block in product((64, 128), (64, 128), (8, 16)):
-            yield _sgemm(block, 2)
-    elif kernel == "mma_multistage":
-        shapes = ((64, 64), (128, 64), (128, 128), (128, 256), (256, 128))
-        for (tm, tn), tk, stages in product(shapes, (32, 64), (3, 4)):
-            yield _mma((tm, tn, tk), stages)
-            yield _mma((tm, tn, tk // 2), stages, 4, "tf32")
-    else:
-        for columns, stages, cluster in product((128, 256), (3, 4, 6), (1, 2)):
-            yield hopper(columns, cluster, stages=stages)
-
-
 def config_of(kernel: str | Config, dtype: str = "", tile: int | Tile | None = None) -> Config:
     """The configuration that ``kernel`` uses for elements of ``dtype``, and for ``tile`` if given.
 
     >>> print(config_of("mma_multistage", "float32"))
-    mma_multistage 128x128x16, 3 stages, group 8
+    mma_multistage 128x128x16, 3 stages
     """
     if isinstance(kernel, Config):
         return kernel
@@ -274,34 +236,21 @@ def config_of(kernel: str | Config, dtype: str = "", tile: int | Tile | None = N
             f"no tile of kernel {kernel!r} is known; known are those of {', '.join(configs)}"
             + ("; a library chooses its own" if kernel in ("blas", "cublas") else "")
         )
-    found = configs[kernel]
-    size = as_dtype(dtype).itemsize if dtype else found[0].itemsize
+    usual, *_ = shipped = configs[kernel]
+    size, block = as_dtype(dtype).itemsize if dtype else usual.itemsize, tile and as_tile(tile)
     if kernel == "tiled":
-        return _numpy(found[0].block if tile is None else tile, size)
-    fitting = [config for config in found if config.itemsize == size]
-    if not fitting:
-        sizes = " or ".join(str(size) for size in sorted({each.itemsize for each in found}))
-        raise KernelError(
-            f"kernel {kernel!r} takes elements of {sizes} bytes, got {dtype}, of {size}"
-        )
-    chosen = fitting[0] if tile is None else _with_tile(fitting, as_tile(tile))
-    return replace(chosen, peak="fp16") if dtype == "float16" else chosen
+        block = block or usual.block
+        return replace(usual, block=block, warp=block[:2], itemsize=size)
+    for each in shipped:
+        if each.itemsize == size and each.block == (block or each.block):
+            return replace(each, peak="fp16") if dtype == "float16" else each
+    built = " or ".join(f"{c.block} of {c.itemsize} bytes an element" for c in shipped)
+    raise KernelError(
+        f"kernel {kernel!r} is built for tiles of {built}, got {block or dtype} of {size} bytes"
+    )
 
 
-def _with_tile(found: list[Config], tile: Tile) -> Config:
-    usual = found[0]
-    for config in (*found, *_space(usual.kernel)):
-        if config.block == tile and config.itemsize == usual.itemsize:
-            return config
-    if usual.kernel == "sgemm_warptiled":
-        return _sgemm(tile, usual.stages)
-    if usual.kernel == "mma_multistage":
-        return _mma(tile, usual.stages, usual.itemsize, usual.peak)
-    built = " or ".join(str(config.block) for config in found)
-    raise KernelError(f"kernel {usual.kernel!r} is built for tiles of {built}, got {tile}")
-
-
-# -- blocks of a multiprocessor --------------------------------------------------------------------
+# -- what of a device it takes ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -312,12 +261,9 @@ class Occupancy:
     2 blocks of 4 warps per multiprocessor (8 of its 64 warps), limited by registers
     """
 
-    blocks: int
-    """0 if not even one fits."""
-    warps: int
-    """Of one block."""
-    most_warps: int
-    """Warps that a multiprocessor can hold; 0 if unknown."""
+    blocks: int  # 0 if not even one fits
+    warps: int  # Of one block
+    most_warps: int  # That a multiprocessor can hold; 0 if unknown
     limits: tuple[tuple[str, int], ...]
     """(what is limited, blocks that it allows), of those limits that are known."""
 
@@ -377,8 +323,7 @@ def occupancy(config: Config, device: Device | str) -> Occupancy:
     if device.blocks:
         found["blocks"] = device.blocks
     limits = tuple(found.items()) or (("unknown limits", 1),)
-    blocks = min(allowed for _, allowed in limits)
-    return Occupancy(blocks, config.warps, device.threads // 32, limits)
+    return Occupancy(min(found.values(), default=1), config.warps, device.threads // 32, limits)
 
 
 def refusal(config: Config, device: Device | str) -> str:
@@ -388,30 +333,43 @@ def refusal(config: Config, device: Device | str) -> str:
     '262.1 kB of shared memory per block, and A100-40GB has 166.9 kB: fewer stages or smaller tiles'
     """
     device = as_device(device)
+    name, has, shared = device.name, device.capability, device.block_shared_bytes
     if not config.peak:
         return f"{config.kernel!r} runs on a CPU; td.tile.traffic counts its bytes"
-    has, least, name = device.capability, config.capability, device.name
-    fits = has == least if config.exactly else _number(has) >= _number(least)
-    if has and least and not fits:
-        only = "exactly" if config.exactly else "or higher"
-        return f"needs compute capability {least} {only}, and {name} has {has}"
+    if not runs_on(config.capability, has):
+        only = "exactly" if config.capability.endswith("a") else "or higher"
+        return f"needs compute capability {config.capability.rstrip('a')} {only}, and {name} has {has}"
     if config.peak not in dict(device.peak_flops):
         return f"computes in {config.peak}, and {name} has no {config.peak}"
     if config.threads > 1024:
         return f"{config.threads} threads per block, and a block has 1024 at most"
     if config.registers > 255:
         return f"{config.registers} registers per thread, and a thread has 255 at most"
-    if device.block_shared_bytes and config.shared_bytes > device.block_shared_bytes:
+    if shared and config.shared_bytes > shared:
         return (
             f"{format_bytes(config.shared_bytes)} of shared memory per block, and {name} has "
-            f"{format_bytes(device.block_shared_bytes)}: fewer stages or smaller tiles"
+            f"{format_bytes(shared)}: fewer stages or smaller tiles"
         )
     if not (found := occupancy(config, device)).blocks:
-        return (
-            f"not one block fits a multiprocessor of {name} for its {found.binding}: smaller tiles "
-            f"or fewer threads"
-        )
+        why = f"for its {found.binding}: smaller tiles or fewer threads"
+        return f"not one block fits a multiprocessor of {name} {why}"
     return ""
+
+
+_BLOCKS = ((64, 64), (128, 64), (128, 128), (128, 256), (256, 128))
+_OTHERS: dict[str, list[Config]] = {
+    "sgemm_warptiled": [_panels("fp32", b, 2) for b in product((64, 128), (64, 128), (8, 16))],
+    "mma_multistage": [
+        _panels(peak, (*block, tk // size), stages)
+        for block, tk, stages in product(_BLOCKS, (32, 64), (3, 4))
+        for peak, size in (("bf16", 1), ("tf32", 2))
+    ],
+    "wgmma_ws_persistent": [
+        hopper(columns, cluster, stages=stages)
+        for columns, stages, cluster in product((128, 256), (3, 4, 6), (1, 2))
+    ],
+}
+"""What is worth a thought beside what is shipped, whether or not some device can run it."""
 
 
 def candidates(kernel: str, device: Device | str, dtype: str = "") -> tuple[Config, ...]:
@@ -420,12 +378,7 @@ def candidates(kernel: str, device: Device | str, dtype: str = "") -> tuple[Conf
     >>> len(candidates("smem_tiled", "T4")), len(candidates("wgmma_ws_persistent", "A100-40GB"))
     (2, 0)
     """
-    device, wanted = as_device(device), config_of(kernel, dtype)
-    every = [c for c in (*configs[kernel], *_space(kernel)) if c.itemsize == wanted.itemsize]
-    every = [replace(config, peak=wanted.peak) for config in dict.fromkeys(every)]
-    return tuple(config for config in every if not refusal(config, device))
-
-
-def _number(capability: str) -> tuple[Any, ...]:
-    """Of which "10.0" is above "9.0"; unknown is below all."""
-    return tuple(map(int, capability.split("."))) if capability else ()
+    wanted = config_of(kernel, dtype)
+    every = dict.fromkeys((*configs[kernel], *_OTHERS.get(kernel, ())))
+    same = (replace(c, peak=wanted.peak) for c in every if c.itemsize == wanted.itemsize)
+    return tuple(config for config in same if not refusal(config, device))
