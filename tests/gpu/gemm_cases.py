@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.tile.backend import as_dtype, to_numpy
+from tiledask.tile.backend import accumulator, as_dtype, to_numpy
 from tiledask.tile.choice.config import configs
 from tiledask.tile.cuda.operands import bits
 from tiledask.tile.epilogue import Epilogue
@@ -22,9 +22,9 @@ from tiledask.tile.table import lookup
 
 __all__ = ["OURS", "GemmCase", "ProductError", "Variant", "check", "differing", "variants"]
 
-EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 """Unit roundoff of what C is stored in."""
-LEAST = {"float16": 2.0**-25, "bfloat16": 2.0**-126, "float32": 2.0**-126}
+LEAST = {"float16": 2.0**-25, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
 """What is lost of the smallest numbers: float16's lie 2^-24 apart, others may become 0."""
 
 Product = Callable[..., None]
@@ -50,6 +50,8 @@ class GemmCase:
     alpha: float = 1.0
     beta: float = 0.0
     bias: bool = False
+    bias_own: bool = False
+    """Whether it is of the operands' type, and not of that which is summed in."""
     gelu: bool = False
     before: bool = False
     """Whether what enters the activation is stored too."""
@@ -107,15 +109,17 @@ def check(run: Product, case: GemmCase, xp: Any = np, empty: Empty | None = None
     a, b = ((_ten_bits(x) if case.tf32 else x).astype("f8") for x in (laid.a, laid.b))
     exact, scale = case.alpha * (a @ b), abs(case.alpha) * (abs(a) @ abs(b))
     for term in (case.beta * laid.c.astype("f8") if case.beta else 0.0, laid.bias):
+        term = np.asarray(term, "f8")
         exact, scale = exact + term, scale + abs(term)
-    explained = (case.k + 8) * 2.0**-24 * scale
+    unit = EPS["float64" if case.dtype == "float64" else "float32"]
+    explained = 2 * (case.k + 8) * unit * scale  # two: what it is compared with errs too
     stored, found = laid.c.dtype.name, []
     if laid.before is not None:
         found.append(_worst(laid.before[1], exact, explained, stored))
     if case.gelu:
         inner = np.sqrt(2 / np.pi) * (exact + 0.044715 * exact**3)
         exact = 0.5 * exact * (1 + np.tanh(inner))
-        explained = 1.2 * explained + 1e-6 * (1 + abs(exact))  # its slope is below 1.13; tanhf
+        explained = 1.2 * explained + 16 * unit * (1 + abs(exact))  # its slope is below 1.13; tanhf
     found.append(_worst(laid.out[1], exact, explained, stored))
     worst = max(found, key=lambda each: each.error / each.limit)
     return ProductError(worst.error, worst.limit, worst.where, laid.written_outside())
@@ -155,9 +159,10 @@ class _Operands:
         self.bias: Any = 0.0
         self.lent_bias: Any = None
         if case.bias:
-            self.bias = rng.standard_normal(case.n).astype(np.float32)
+            wide = accumulator(case.dtype)
+            self.bias = rng.standard_normal(case.n).astype(dtype if case.bias_own else wide)
             self.lent_bias = self.empty(self.bias.shape, self.bias.dtype)
-            self.lent_bias[...] = xp.asarray(self.bias)
+            bits(self.lent_bias)[...] = xp.asarray(bits(self.bias))
 
     def _embed(self, values: Any, layout: str) -> tuple[Any, Any]:
         if layout == "F":
@@ -212,7 +217,10 @@ def _worst(got: Any, exact: Any, explained: Any, stored: str) -> ProductError:
 
 # -- kernels, with a tile, for a type --------------------------------------------------------------
 
-OURS = {"cupy": tuple(name for name in configs if name != "tiled")[::-1], "numpy": ("tiled", "blas")}
+OURS = {
+    "cupy": tuple(name for name in configs if name != "tiled")[::-1],
+    "numpy": ("tiled", "blas"),
+}
 """The kernels that are tried on either kind of arrays, the most important first."""
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 

@@ -22,20 +22,21 @@ def cupy(count=1, no_device=None, no_memory=None, returned=None):
             raise RuntimeError(text)
         return value
 
-    def properties(i):
-        return {"name": b"NVIDIA A100", "major": 8, "minor": 0, "totalGlobalMem": 40 * 10**9}
-
-    def asarray(x):
-        return SimpleNamespace(get=lambda: fail(no_memory, x if returned is None else returned))
-
+    facts = {"name": b"NVIDIA A100", "major": 8, "minor": 0, "totalGlobalMem": 40 * 10**9}
     runtime = SimpleNamespace(
         runtimeGetVersion=lambda: 13020,
         driverGetVersion=lambda: 13000,
         getDeviceCount=lambda: fail(no_device, count),
-        getDeviceProperties=properties,
+        getDeviceProperties=lambda i: facts | {"integrated": i},
     )
-    cuda = SimpleNamespace(runtime=runtime)
-    return SimpleNamespace(__name__="cupy", __version__="14.2.0", cuda=cuda, asarray=asarray)
+    return SimpleNamespace(
+        __name__="cupy",
+        __version__="14.2.0",
+        cuda=SimpleNamespace(runtime=runtime),
+        asarray=lambda x: SimpleNamespace(
+            get=lambda: fail(no_memory, x if returned is None else returned)
+        ),
+    )
 
 
 @pytest.fixture
@@ -72,15 +73,9 @@ def test_a_usable_machine(machine):
     assert found.usable
     assert found.reason == found.nvrtc_reason == ""
     assert (found.cupy, found.cuda, found.driver) == ("14.2.0", "13.2", "13.0")
-    assert found.devices[1] == backend.GpuInfo(1, "NVIDIA A100", "8.0", 40 * 10**9)
+    assert found.devices[1] == backend.GpuInfo(1, "NVIDIA A100", "8.0", 40 * 10**9, True)
+    assert not found.devices[0].integrated
     assert backend.namespace("cupy").__version__ == "14.2.0"
-
-
-def test_a_gpu_without_memory_of_its_own_is_found(machine):
-    library = cupy()
-    ask = library.cuda.runtime.getDeviceProperties
-    library.cuda.runtime.getDeviceProperties = lambda i: ask(i) | {"integrated": 1}
-    assert machine(library).devices[0].integrated
 
 
 UNUSABLE = {
@@ -92,7 +87,7 @@ UNUSABLE = {
     "a full device": (cupy(no_memory="out of memory"), r"no device is usable \(out of memory\)"),
     "other numbers": (
         cupy(returned=np.arange(4)),
-        r"sent \[2, 3, 5, 7\] .* \[0, 1, 2, 3\] came back",
+        r"sent \[2, 3, 5, 7\] .* came back",
     ),
 }
 

@@ -1,20 +1,16 @@
 """C = alpha A B + beta C in place: any layout against float64, what is copied, what is refused."""
 
-import ctypes
 import json
 import subprocess
 import sys
-from contextlib import nullcontext
-from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twins import device_twin
 
 from tiledask.errors import KernelError
-from tiledask.tile import as_dtype, backend
 from tiledask.tile import gemm as module
 from tiledask.tile.gemm import PANEL_ROWS, gemm
 
@@ -154,7 +150,7 @@ def test_a_result_without_a_unit_stride_goes_beyond_one_panel(scalars):
 MEASURE = """
 import json, sys, tracemalloc
 import numpy as np
-from test_gemm import LAYOUTS, case
+from tile.test_gemm import LAYOUTS, case
 from tiledask.tile.gemm import gemm
 peaks = {}
 for place in range(3):
@@ -180,7 +176,7 @@ def test_nothing_is_copied_where_there_is_a_unit_stride(request):
         text=True,
         timeout=240,
         check=True,
-        cwd=request.path.parent,
+        cwd=request.path.parents[1],
     )
     copies = (600 * 70 * 8, 70 * 90 * 8, PANEL_ROWS * 90 * 8)
     for name, measured in json.loads(done.stdout).items():
@@ -195,111 +191,8 @@ def test_extents_beyond_32_bits_are_refused():
         gemm(long, np.ones((1, 1)), long)
 
 
-# -- CuPy's side, with arrays that are only called CuPy's ------------------------------------------
-
-
-class FakeArray:
-    """A NumPy array with the face of a CuPy array."""
-
-    __module__ = "cupy"
-
-    def __init__(self, x):
-        self.x, self.device = x, nullcontext()
-        self.data = SimpleNamespace(ptr=x.ctypes.data)
-
-    def __getattr__(self, name):
-        return getattr(self.x, name)
-
-    @property
-    def T(self):
-        return FakeArray(self.x.T)
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        return FakeArray(self.x[index])
-
-    def __setitem__(self, index, value):
-        self.x[index] = value.x if isinstance(value, FakeArray) else value
-
-
-KINDS = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}
-
-
-def columns(pointer, kind, rows, count, ld):
-    """The matrix that cuBLAS sees: ``count`` columns of ``rows`` elements, ``ld`` apart."""
-    dtype = as_dtype(KINDS[kind])
-    size = ((count - 1) * ld + rows) * dtype.itemsize
-    flat = np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype)
-    step = dtype.itemsize
-    return np.lib.stride_tricks.as_strided(flat, (rows, count), (step, ld * step))
-
-
-GEMM_EX = (
-    "handle transa transb m n k alpha a a_type lda b b_type ldb beta c c_type ldc compute_type algo"
-)
-
-
-def gemm_ex(*arguments):
-    """cupy.cuda.cublas.gemmEx in NumPy."""
-    g = SimpleNamespace(**dict(zip(GEMM_EX.split(), arguments, strict=True)))
-    assert g.lda >= (g.k if g.transa else g.m)
-    assert g.ldb >= (g.n if g.transb else g.k)
-    assert g.ldc >= g.m
-    a = columns(g.a, g.a_type, *((g.k, g.m) if g.transa else (g.m, g.k)), g.lda)
-    b = columns(g.b, g.b_type, *((g.n, g.k) if g.transb else (g.k, g.n)), g.ldb)
-    a, b = a.T if g.transa else a, b.T if g.transb else b
-    factor, wide = (ctypes.c_double, "f8") if g.compute_type == "64F" else (ctypes.c_float, "f4")
-    alpha, beta = (factor.from_address(x).value for x in (g.alpha, g.beta))
-    total = alpha * (a.astype(wide) @ b.astype(wide))
-    out = columns(g.c, g.c_type, g.m, g.n, g.ldc)
-    out[...] = total + beta * out.astype(wide) if beta else total
-
-
-@pytest.fixture
-def fake_cupy(monkeypatch):
-    cublas = SimpleNamespace(
-        gemmEx=gemm_ex,
-        CUBLAS_COMPUTE_32F="32F",
-        CUBLAS_COMPUTE_64F="64F",
-        CUBLAS_COMPUTE_32F_FAST_TF32="TF32",
-        CUBLAS_GEMM_DEFAULT=-1,
-    )
-    device = SimpleNamespace(get_cublas_handle=lambda: 7)
-    fake = SimpleNamespace(
-        __name__="cupy",
-        cuda=SimpleNamespace(cublas=cublas, device=device),
-        empty=lambda shape, dtype: FakeArray(np.full(shape, np.nan, dtype)),
-        array=lambda x, dtype, order: FakeArray(np.array(x.x, dtype, order=order)),
-    )
-    monkeypatch.setattr(backend, "cupy_module", lambda: fake)
-    return fake
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize("scalars", SCALARS)
-@pytest.mark.parametrize(
-    ("dtype", "out"),
-    [
-        *product(["float16"], ["float16", "float32"]),
-        *product(["bfloat16"], ["bfloat16", "float32"]),
-        *((own, own) for own in ("float32", "float64")),
-    ],
-)
-def test_cublas_is_told_the_same_layouts(fake_cupy, dtype, out, scalars):
-    names = list(LAYOUTS)[:-1]  # CuPy's arrays are always on their boundary
-    dtype, out = as_dtype(dtype), as_dtype(out)
-    for (i, a_how), b_how in product(enumerate(names), names):
-        a, b, held, expected = case(5, 7, 3, (a_how, b_how, "rows"), dtype, scalars, seed=i)
-        c = LAYOUTS[names[(i + 2) % len(names)]](poisoned(out), 5, 7)
-        c[...] = held
-        gemm(FakeArray(a), FakeArray(b), FakeArray(c), *scalars)
-        np.testing.assert_array_equal(c.astype("f8"), expected.astype(out).astype("f8"))
-
-
-def test_cublas_rounds_to_tf32_only_where_cupy_does(fake_cupy, monkeypatch):
-    cublas = fake_cupy.cuda.cublas
+def test_cublas_rounds_to_tf32_only_where_cupy_does(monkeypatch):
+    cublas = device_twin.use(monkeypatch).cuda.cublas
     monkeypatch.delenv("CUPY_TF32", raising=False)
     kinds = ["float32", "float16", "bfloat16", "float64"]
     asked = [module._compute_type(x, cublas, tf32=True) for x in kinds]

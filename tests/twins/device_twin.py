@@ -2,21 +2,21 @@
 
 Code that passes here with NumPy's results to the bit does not mix host and device arrays, does
 not let a device array become a NumPy one on the way, and does not count on reductions that give
-Python numbers. That a GPU computes the same is not tried: products go to NumPy.
+Python numbers. That a GPU computes the same is not tried: cuBLAS is the host's BLAS.
 """
 
+import ctypes
 import operator
-from importlib import import_module
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from tiledask.tile import backend
-from tiledask.tile.layers import operands
+from tiledask.tile import backend, table
 from tiledask.tile.product import matmul
 
-__all__ = ["use"]
+__all__ = ["ndarray", "use"]
 
 MIXED = "Unsupported type <class 'numpy.ndarray'>"
 """What CuPy says of a host array among device arrays."""
@@ -26,12 +26,17 @@ class ndarray:
     """An array on a device that is not there."""
 
     __hash__ = None
+    device = nullcontext()
 
     def __init__(self, host: np.ndarray) -> None:
         self.host = host
 
     def get(self) -> np.ndarray:
         return self.host.copy()
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.host.ctypes.data)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -137,14 +142,54 @@ def lifted(function: Any) -> Any:
     return call
 
 
+KINDS = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}
+GEMM_EX = (
+    "handle transa transb m n k alpha a a_type lda b b_type ldb beta c c_type ldc compute_type algo"
+)
+
+
+def columns(pointer: int, kind: int, rows: int, count: int, ld: int) -> np.ndarray:
+    """The matrix that cuBLAS sees: ``count`` columns of ``rows`` elements, ``ld`` apart."""
+    dtype = backend.as_dtype(KINDS[kind])
+    size = ((count - 1) * ld + rows) * dtype.itemsize
+    flat = np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype)
+    step = dtype.itemsize
+    return np.lib.stride_tricks.as_strided(flat, (rows, count), (step, ld * step))
+
+
+def gemm_ex(*arguments: Any) -> None:
+    """cupy.cuda.cublas.gemmEx by the host's BLAS, by rows: C^T = B^T A^T."""
+    g = SimpleNamespace(**dict(zip(GEMM_EX.split(), arguments, strict=True)))
+    assert g.lda >= (g.k if g.transa else g.m)
+    assert g.ldb >= (g.n if g.transb else g.k)
+    assert g.ldc >= g.m
+    a = columns(g.a, g.a_type, *((g.k, g.m) if g.transa else (g.m, g.k)), g.lda)
+    b = columns(g.b, g.b_type, *((g.n, g.k) if g.transb else (g.k, g.n)), g.ldb)
+    out = columns(g.c, g.c_type, g.m, g.n, g.ldc)
+    factor = ctypes.c_double if g.compute_type == "64F" else ctypes.c_float
+    alpha, beta = (factor.from_address(x).value for x in (g.alpha, g.beta))
+    x, y = b if g.transb else b.T, a if g.transa else a.T
+    matmul(x, y, out=out.T, alpha=alpha, beta=beta)
+
+
 class Module:
-    """The part of ``cupy`` that is in NumPy as well."""
+    """The part of ``cupy`` that is in NumPy as well, and cuBLAS."""
 
     __name__ = "cupy"
     ndarray = ndarray
+    cuda = SimpleNamespace(
+        cublas=SimpleNamespace(
+            gemmEx=gemm_ex,
+            CUBLAS_COMPUTE_32F="32F",
+            CUBLAS_COMPUTE_64F="64F",
+            CUBLAS_COMPUTE_32F_FAST_TF32="TF32",
+            CUBLAS_GEMM_DEFAULT=-1,
+        ),
+        device=SimpleNamespace(get_cublas_handle=lambda: 7),
+    )
 
-    def asarray(self, value: Any, dtype: Any = None) -> ndarray:
-        return ndarray(np.array(unwrapped(value, strict=False), dtype))
+    def asarray(self, value: Any, dtype: Any = None, order: Any = "K") -> ndarray:
+        return ndarray(np.array(unwrapped(value, strict=False), dtype, order=order))
 
     array = asarray
 
@@ -163,21 +208,12 @@ class Module:
         return found if isinstance(found, type) or not callable(found) else lifted(found)
 
 
-def product(a: Any, b: Any, kernel: str = "blas", out: Any = None, **options: Any) -> Any:
-    """tile's product, by NumPy."""
-    if not isinstance(a, ndarray):
-        return matmul(a, b, kernel, out=out, **options)
-    options = {name: unwrapped(value) for name, value in options.items()}
-    return wrapped(matmul(a.host, unwrapped(b), kernel, out=unwrapped(out), **options))
-
-
 def use(monkeypatch: Any) -> Module:
     """From here on, and until the test ends, "cupy" is the twin."""
     twin = Module()
     device = backend.GpuInfo(0, "pretended GPU", "9.0", 10**9)
+    found = backend.Backend(True, "", devices=(device,))
     monkeypatch.setattr(backend, "cupy_module", lambda: twin)
-    monkeypatch.setattr(backend, "probe", lambda: backend.Backend(True, "", devices=(device,)))
-    composites = import_module("tiledask.tile.layers.composites")
-    for module in (composites, operands):
-        monkeypatch.setattr(module, "matmul", product)
+    for module in (backend, table):
+        monkeypatch.setattr(module, "probe", lambda: found)
     return twin

@@ -15,8 +15,16 @@ progress.py      a bar for long calls, here and on clusters
 """
 
 from tiledask.tile import datasets, layers, optimizers
-from tiledask.tile.backend import accumulator, array_namespace, as_dtype, namespace, on_device
-from tiledask.tile.backend import probe, synchronize, to_numpy
+from tiledask.tile.backend import (
+    accumulator,
+    array_namespace,
+    as_dtype,
+    namespace,
+    on_device,
+    probe,
+    synchronize,
+    to_numpy,
+)
 from tiledask.tile.choice.bound import levels_of, order, predict, ridge
 from tiledask.tile.choice.config import Config, candidates, config_of, configs, occupancy
 from tiledask.tile.choice.tuning import tune

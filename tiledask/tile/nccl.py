@@ -1,4 +1,4 @@
-"""NCCL through CuPy: arrays from GPU to GPU, and when what was begun is done.
+"""NCCL through CuPy: sums of arrays from GPU to GPU, and when what was begun is done.
 
     stream of the program   [kernel writes x]--event--.
     stream of NCCL                                    '-->[all_reduce x]---event--> done?
@@ -18,21 +18,8 @@ import numpy as np
 from tiledask.errors import CollectiveError, ConfigError
 from tiledask.tile.backend import Array, namespace, nccl_bindings
 
-__all__ = [
-    "Communicator",
-    "Pending",
-    "Place",
-    "check_dtype",
-    "contiguous",
-    "device",
-    "empty",
-    "now",
-    "on_gpu",
-    "place",
-    "stay_near",
-    "unique_id",
-    "why_not",
-]
+__all__ = ["REDUCES", "Communicator", "Pending", "Place", "check_dtype", "contiguous", "device"]
+__all__ += ["empty", "now", "on_gpu", "place", "stay_near", "unique_id", "why_not"]
 
 _BITS = {"float": (16, 32, 64), "bfloat": (16,), "int": (8, 32, 64), "uint": (8, 32, 64)}
 REDUCES = tuple(f"{kind}{bits}" for kind, widths in _BITS.items() for bits in widths)
@@ -43,10 +30,8 @@ class Place(NamedTuple):
     """Where a rank computes."""
 
     machine: str
-    device: str
-    """The GPU's PCI bus id."""
-    reason: str
-    """Why NCCL cannot be used there, in a sentence; empty if it can."""
+    device: str  # The GPU's PCI bus id
+    reason: str  # Why NCCL cannot be used there, in a sentence; empty if it can
 
 
 def place() -> Place:
@@ -137,11 +122,12 @@ def unique_id() -> bytes:
 
 
 class Pending:
-    """Something that NCCL has begun."""
+    """A sum that NCCL has begun, and its arrays, kept until it is done."""
 
-    def __init__(self, event: Any, communicator: Any, arrays: Sequence[Array]) -> None:
-        self._event, self._communicator = event, communicator
-        self._arrays = arrays  # kept until it is done
+    def __init__(self, communicator: Any, stream: Any, arrays: Sequence[Array]) -> None:
+        self._communicator, self._arrays = communicator, arrays
+        self._event = namespace("cupy").cuda.Event(disable_timing=True)
+        self._event.record(stream)
 
     @property
     def done(self) -> bool:
@@ -165,39 +151,17 @@ class Communicator:
         with _translated(f"set up a communicator of {size} ranks"):
             self._comm = self._nccl.NcclCommunicator(size, unique, rank)
 
-    def collective(
-        self, after: Any, kind: str, x: Array, out: Array, op: str = "sum", root: int = 0
-    ) -> Pending:
-        """Begin NCCL's own ``kind`` from ``x`` into ``out``, both contiguous.
-
-        Parts lie one behind the other by rank: those of ``out`` in an all_gather, of ``x`` in a
-        reduce_scatter. What is only copied may have any type, what is added one of `REDUCES`.
-        """
-        given, into, stream = x.data.ptr, out.data.ptr, self._stream.ptr
-        byte = self._nccl.NCCL_UINT8
-        types = getattr(self._nccl, f"NCCL_{x.dtype.name.upper()}", byte)
-        how = getattr(self._nccl, f"NCCL_{op.upper()}")
-        comm, size = self._comm, x.size
-        calls = {
-            "all_reduce": lambda: comm.allReduce(given, into, size, types, how, stream),
-            "reduce": lambda: comm.reduce(given, into, size, types, how, root, stream),
-            "reduce_scatter": lambda: comm.reduceScatter(given, into, out.size, types, how, stream),
-            "all_gather": lambda: comm.allGather(given, into, x.nbytes, byte, stream),
-            "broadcast": lambda: comm.broadcast(given, into, x.nbytes, byte, root, stream),
-        }
-        with _translated(f"call its {kind}"):
+    def all_reduce(self, after: Any, x: Array, out: Array, op: str = "sum") -> Pending:
+        """Begin NCCL's own sum, or ``op``, of ``x`` into ``out``: both contiguous, of `REDUCES`."""
+        kind, how = (getattr(self._nccl, f"NCCL_{name.upper()}") for name in (x.dtype.name, op))
+        with _translated("call its all_reduce"):
             self._stream.wait_event(after)
-            calls[kind]()
-        return self._pending([x, out])
+            self._comm.allReduce(x.data.ptr, out.data.ptr, x.size, kind, how, self._stream.ptr)
+        return Pending(self._comm, self._stream, [x, out])
 
     def abort(self) -> None:
         """Give everything back, and end whatever is under way; waits for no other rank."""
         self._comm.abort()
-
-    def _pending(self, arrays: Sequence[Array]) -> Pending:
-        event = namespace("cupy").cuda.Event(disable_timing=True)
-        event.record(self._stream)
-        return Pending(event, self._comm, arrays)
 
 
 @contextmanager

@@ -125,7 +125,7 @@ def workspace(
     ``itemsize`` is that of the operands, 2 for halves, and ``out_itemsize`` that of ``out`` if it
     differs: 4 where halves are added up in float32; ``bias_itemsize`` is None without a bias.
     Adding to ``out`` (``accumulate``) takes no more than writing, and keeping the preactivation
-    nothing more. wgmma_ws_persistent copies operands whose rows do not start on 16 bytes.
+    nothing more. Our kernels for newer GPUs copy operands whose rows do not start on 16 bytes.
 
     Not counted: what the library keeps inside itself; copies of operands without a unit stride,
     and 512 rows of an ``out`` without one; NumPy's own buffers (at most 3 x 8192 elements) where

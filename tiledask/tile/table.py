@@ -39,6 +39,10 @@ class Sizes(NamedTuple):
         return activation_bytes(m, n, max(self.itemsize, 4), arrays) if self.activation else 0
 
 
+def _nothing(sizes: Sizes) -> int:
+    return 0
+
+
 def _tiled_workspace(sizes: Sizes) -> int:
     assert sizes.tile is not None  # the kernel has one
     tm, tn, tk = map(min, sizes.tile, sizes[:3])
@@ -63,7 +67,7 @@ def _cublas_workspace(sizes: Sizes) -> int:
     return 4 * rows * sizes.n + sizes.activated(rows, sizes.n, "cupy")
 
 
-def _hopper_workspace(sizes: Sizes) -> int:
+def _copies(sizes: Sizes) -> int:
     """Bytes at most of copies of a and b whose lines do not all start on boundaries of 16 bytes;
     their layouts are not known here, so each counts if it could need a copy."""
     m, n, k, each = sizes.m, sizes.n, sizes.k, 16 // sizes.itemsize
@@ -82,7 +86,7 @@ class Kernel:
     arrays: str  # "numpy" or "cupy"
     dtypes: tuple[str, ...]
     run: Run
-    workspace: Callable[[Sizes], int] = lambda sizes: 0
+    workspace: Callable[[Sizes], int] = _nothing
     """Bytes it allocates besides a, b, out and the rest of what it is given."""
     tile: Tile | None = None  # What it uses if none is given; None for a library's own
     chooses: bool = False  # Whether it then chooses itself, and `tile` is only the usual one
@@ -198,8 +202,9 @@ _ALL = ("float16", "bfloat16", "float32", "float64")
 
 def _ours(run: Run, dtypes: tuple[str, ...], **more: Any) -> Kernel:
     """One of our CUDA kernels, whose first tile is the usual one."""
-    built = configs[run.__name__]
-    return Kernel(run.__name__, "cupy", dtypes, run, tile=built[0].block, built=built, **more)
+    name, built = run.__name__, configs[run.__name__]
+    workspace = _nothing if name == "smem_tiled" else _copies
+    return Kernel(name, "cupy", dtypes, run, workspace, built[0].block, built=built, **more)
 
 
 _MMA, _WGMMA, _CUBLAS = launch.mma_multistage, launch.wgmma_ws_persistent, numpy_kernels.cublas
@@ -213,7 +218,7 @@ kernels = KernelTable(
         _ours(launch.smem_tiled, ("float32",)),
         _ours(launch.sgemm_warptiled, ("float32",)),
         _ours(_MMA, HALVES, chooses=True, tf32=_MMA),
-        _ours(_WGMMA, HALVES, workspace=_hopper_workspace, chooses=True),
+        _ours(_WGMMA, HALVES, chooses=True),
         Kernel("cublas", "cupy", _ALL, _CUBLAS, _cublas_workspace, tf32=_TF32),
     )
 )

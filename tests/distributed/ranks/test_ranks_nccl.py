@@ -132,10 +132,9 @@ def test_a_real_gpu_talks_to_itself():
     try:
         for dtype in tile_nccl.REDUCES:
             given = xp.arange(5).astype(as_dtype(dtype))
-            for kind in ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast"):
-                out = xp.zeros_like(given)
-                finish(alone.collective(tile_nccl.now(), kind, given, out, "max"))
-                assert to_numpy(out).tobytes() == to_numpy(given).tobytes(), (kind, dtype)
+            out = xp.zeros_like(given)
+            finish(alone.all_reduce(tile_nccl.now(), given, out, "max"))
+            assert to_numpy(out).tobytes() == to_numpy(given).tobytes(), dtype
     finally:
         alone.abort()
     assert tile_nccl.place().reason == ""

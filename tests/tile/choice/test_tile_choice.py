@@ -1,4 +1,7 @@
-"""The choice of tile: shared memory, occupancy, waves, four levels, bounds; by brute force too."""
+"""The choice of tile: shared memory, occupancy, waves, four levels, bounds; by brute force too.
+
+Holds `tiledask.tile.choice`.
+"""
 
 from dataclasses import replace
 from math import ceil
@@ -6,21 +9,19 @@ from math import ceil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import compiler_said
-from tile.cuda.ptxas import resources
 
 import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device, load_cluster, load_device
 from tiledask.tile.choice.bound import dram_loads, raster, waves
-from tiledask.tile.choice.config import Config, refusal
-from tiledask.tile.cuda import build
+from tiledask.tile.choice.config import Config, candidates, configs, refusal
 from tiledask.tile.levels import traffic
 
-H200, A100, L4, T4 = map(load_device, ("H200", "A100-40GB", "L4", "T4"))
+H200, A100 = load_device("H200"), load_device("A100-40GB")
 MINE = Config("mine", (128, 256, 64), (64, 256), 384, 2, "bf16", registers=168, stages=4)
 """The tile of research and teaching: no cluster, no raster groups, no padding."""
 SMALL = st.integers(1, 12)
+ON_GPUS = [kernel for kernel in configs if kernel != "tiled"]
 
 
 def one_by_one(slots: int, l2_bytes: int = 0) -> Device:
@@ -29,11 +30,11 @@ def one_by_one(slots: int, l2_bytes: int = 0) -> Device:
     return replace(H200, multiprocessors=slots, l2_bytes=l2_bytes, blocks=1, **nothing)
 
 
-def plain(tm, tn, tk=1, group=1, itemsize=1, **more) -> Config:
-    return Config("mine", (tm, tn, tk), (tm, tn), 32, itemsize, "bf16", group=group, **more)
+def plain(tm, tn, tk=1, group=1, **more) -> Config:
+    return Config("mine", (tm, tn, tk), (tm, tn), 32, 1, "bf16", group=group, **more)
 
 
-# -- shared memory -------------------------------------------------------------------------------
+# -- configurations ------------------------------------------------------------------------------
 
 
 def test_a_kernels_configuration_follows_type_and_tile():
@@ -43,18 +44,24 @@ def test_a_kernels_configuration_follows_type_and_tile():
     assert td.tile.config_of("wgmma_ws_persistent", "", (128, 128, 64)).warp == (64, 128)
     assert td.tile.config_of("tiled", "float64", 100).block == (100, 100, 100)
     assert td.tile.config_of("tiled", "float64").itemsize == 8
-    other = td.tile.config_of("sgemm_warptiled", "float32", (96, 128, 8))
-    assert (other.block, other.warp, other.threads) == ((96, 128, 8), (32, 64), 192)
+    for wrong in (("mma_multistage", "float32", (128, 128, 32)), ("smem_tiled", "float16")):
+        with pytest.raises(KernelError, match=r"is built for tiles of .* of \d bytes"):
+            td.tile.config_of(*wrong)
 
 
-@pytest.mark.parametrize("kernel", ["sgemm_warptiled", "mma_multistage"])
-@given(st.sampled_from((64, 96, 128, 192, 256, 512)), st.sampled_from((64, 128, 160, 256)))
-def test_the_warps_of_a_block_cover_its_tile(kernel, tm, tn):
-    """Whatever tile is asked for: as many threads as it takes, and what those take of a device."""
-    config = td.tile.config_of(kernel, "", (tm, tn, 32))
-    rows, columns = config.warp
-    assert config.threads // 32 * rows * columns == tm * tn
-    assert rows * columns <= 64 * 64
+@pytest.mark.parametrize("kernel", ON_GPUS)
+@pytest.mark.parametrize("name", ["T4", "L4", "A100-80GB", "H200", "B200"])
+def test_candidates_are_those_that_can_run(kernel, name):
+    found = candidates(kernel, name)
+    assert len(set(found)) == len(found)
+    assert not any(refusal(config, name) for config in found)
+    own = [c for c in configs[kernel] if c.itemsize == td.tile.config_of(kernel).itemsize]
+    assert all((config in found) != bool(refusal(config, name)) for config in own)
+    for config in found:  # the warps of a block cover its tile
+        rows, columns = config.warp
+        warps = config.warps - 4 * (kernel == "wgmma_ws_persistent")  # that copy
+        groups = 4 if kernel == "wgmma_ws_persistent" else 1  # of warps that multiply together
+        assert warps // groups * rows * columns == config.block[0] * config.block[1]
 
 
 # -- occupancy -----------------------------------------------------------------------------------
@@ -103,81 +110,6 @@ def test_occupancy_of_a_published_kernel():
     assert found.binding == "registers and threads"
 
 
-def test_one_block_of_the_hopper_kernel_fills_a_multiprocessor():
-    found = td.tile.occupancy(td.tile.configs["wgmma_ws_persistent"][0], "H100")
-    assert (found.blocks, found.quarters) == (1, 1.0)
-    assert "registers" in found.binding
-    assert "shared memory" in found.binding
-
-
-ON_GPUS = [kernel for kernel in td.tile.configs if kernel != "tiled"]
-
-
-@pytest.mark.parametrize("kernel", ON_GPUS)
-@pytest.mark.parametrize("name", ["T4", "L4", "A100-80GB", "H200", "B200"])
-def test_candidates_are_those_that_can_run(kernel, name):
-    found = td.tile.candidates(kernel, name)
-    assert len(set(found)) == len(found)
-    assert not any(refusal(config, name) for config in found)
-    own = [c for c in td.tile.configs[kernel] if c.itemsize == td.tile.config_of(kernel).itemsize]
-    assert all((config in found) != bool(refusal(config, name)) for config in own)
-
-
-def test_every_shipped_configuration_runs_where_it_was_made_for():
-    home = {"mma_multistage": "A100-40GB", "wgmma_ws_persistent": "H100"}
-    for kernel in ON_GPUS:
-        for config in td.tile.configs[kernel]:
-            assert refusal(config, home.get(kernel, "H100")) == "", config
-
-
-# -- as the sources have it ------------------------------------------------------------------------
-
-PLAIN = {"HAS_BETA": 0, "HAS_BIAS": 0, "HAS_GELU": 0, "HAS_BEFORE": 0, "A_TURNED": 0, "B_TURNED": 1}
-
-
-def macros(config: Config) -> dict:
-    """What the compiler is told of a kernel for operands that lie row by row."""
-    if config.kernel == "smem_tiled":
-        return {"TILE": config.block[0], **PLAIN}
-    kind = {("bf16", 2): "bf16", ("fp32", 4): "float", ("tf32", 4): "float"}
-    found = {"TYPE": kind[config.peak, config.itemsize], "STAGES": config.stages, **PLAIN}
-    found |= {"OUT": found["TYPE"], "TILE_N": config.block[1]}
-    if config.kernel == "wgmma_ws_persistent":
-        return {**found, "CLUSTER": config.cluster, "STAGED": 1}
-    tm, _, tk = config.block
-    return {**found, "TILE_M": tm, "TILE_K": tk, "A_BYTES": 16, "B_BYTES": 16}
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize("config", [c for k in ON_GPUS for c in td.tile.configs[k]], ids=str)
-def test_registers_are_those_that_the_compiler_reports(config):
-    """On the least GPU that runs it; others may take fewer."""
-    pytest.importorskip(
-        "cuda.bindings", reason="no compiler: pip install -e '.[test]' brings NVRTC"
-    )
-    capability = config.capability or "8.0"
-    arch = build.arch_of(config.kernel, capability)
-    found = resources(compiler_said.compiled(config.kernel, macros(config), arch)[1])
-    # sources are still tuned: a few registers more or less change nothing, unless a block more fits
-    assert found.registers == pytest.approx(config.registers, abs=32)
-    device = {"8.0": "A100-40GB", "9.0": "H100"}[capability]
-    exact = replace(config, registers=found.registers)
-    assert td.tile.occupancy(exact, device).blocks == td.tile.occupancy(config, device).blocks
-
-
-# -- waves ---------------------------------------------------------------------------------------
-
-
-@given(m=st.integers(1, 300), n=st.integers(1, 300), slots=st.integers(1, 20), tile=SMALL)
-def test_waves_are_tiles_dealt_out(m, n, slots, tile):
-    config = plain(tile, 2 * tile)
-    tiles = len(range(0, m, tile)) * len(range(0, n, 2 * tile))
-    found = waves(m, n, config, one_by_one(slots))
-    assert (found.tiles, found.count) == (tiles, len(range(0, tiles, slots)))
-    busiest = max(len(range(s, tiles, slots)) for s in range(slots))
-    assert found.stretch == pytest.approx(busiest * slots / tiles)
-
-
 # -- DRAM ----------------------------------------------------------------------------------------
 
 
@@ -201,11 +133,8 @@ def walked(m, n, k, config, slots, l2_bytes):
     return loaded["a"], loaded["b"]
 
 
-PRODUCTS = st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9))
-
-
 @given(
-    mnk=PRODUCTS,
+    mnk=st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9)),
     tile=st.tuples(SMALL, SMALL, SMALL),
     group=st.integers(1, 5),
     slots=st.integers(1, 20),
@@ -213,13 +142,15 @@ PRODUCTS = st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9))
 )
 @settings(max_examples=100)
 def test_dram_traffic_is_what_a_walk_counts(mnk, tile, group, slots, l2):
-    config = plain(*tile, group=group)
-    _, *found = dram_loads(*mnk, config, one_by_one(slots, l2))
+    config, device = plain(*tile, group=group), one_by_one(slots, l2)
+    _, *found = dram_loads(*mnk, config, device)
     expected = walked(*mnk, config, slots, l2)
     if expected is None:
         alone = traffic(*mnk, config.block, 1)
         expected = alone.a, alone.b
     assert tuple(found) == expected
+    (m, n, _), (tm, tn, _) = mnk, tile
+    assert waves(m, n, config, device) == (ceil(m / tm), ceil(n / tn), slots)
 
 
 def test_too_many_waves_are_not_walked():
@@ -231,20 +162,16 @@ def test_too_many_waves_are_not_walked():
 # -- four levels ---------------------------------------------------------------------------------
 
 
-def test_published_bytes_of_8192_cubed():
+def test_published_bytes_of_8192_cubed_and_what_a_cluster_saves():
     """Research: 128x256 tiles of bf16 move 12.9 GB from L2 to the multiprocessors, 85 FLOP/B."""
     found = td.tile.levels_of(8192, 8192, 8192, MINE, H200)
     level = found["L2 -> shared memory"]
     assert round(level.loaded / 1e9, 1) == 12.9
     assert round(level.flops / level.loaded) == 85
     assert found["DRAM -> L2"].loaded < level.loaded / 3
-
-
-def test_a_cluster_halves_what_the_matrix_it_shares_takes_from_l2():
-    alone = td.tile.levels_of(8192, 8192, 8192, MINE, H200)["L2 -> shared memory"]
     pair = td.tile.levels_of(8192, 8192, 8192, replace(MINE, cluster=2), H200)
     one = traffic(8192, 8192, 8192, MINE.block, 2)
-    assert pair["L2 -> shared memory"].loaded == one.a + one.b // 2 < alone.loaded
+    assert pair["L2 -> shared memory"].loaded == one.a + one.b // 2 < level.loaded
 
 
 def test_the_levels_by_hand():
@@ -267,11 +194,14 @@ def test_the_levels_by_hand():
     assert shared.loaded == (16 // 4) * (16 // 8) * 8 * (128 + 128)
     assert shared.seconds == shared.loaded / 8e9
     assert found.compute == 2 * 16 * 16 * 8 / device.peak("bf16") * 2  # 2 of 4 quarters have a warp
+    # 4 tiles on 3 multiprocessors take as long as 6
+    uneven = td.tile.levels_of(16, 16, 8, config, replace(device, multiprocessors=3))
+    assert uneven.compute == pytest.approx(found.compute * 6 / 4)
 
 
 def test_the_two_levels_are_independent():
     """The tile leaves the bytes between workers alone, the blocking a tile's intensity."""
-    kernels = [c for found in td.tile.configs.values() for c in found if c.itemsize == 2]
+    kernels = [c for found in configs.values() for c in found if c.itemsize == 2]
     cluster = load_cluster("8xH200")
     between, inside = set(), {c: set() for c in kernels}
     for config in kernels:
@@ -287,8 +217,6 @@ def test_what_is_unknown_bounds_nothing():
     found = td.tile.levels_of(4096, 4096, 4096, "mma_multistage", "L4", "float16", workers=(1, 2))
     assert found.unbounded == ("between workers", "L2 -> shared memory")
     assert "between workers, L2 -> shared memory not bounded" in repr(found)
-    with pytest.raises(KernelError, match="no level 'L1'; there are between workers, DRAM"):
-        found["L1"]
 
 
 # -- bounds --------------------------------------------------------------------------------------
@@ -320,26 +248,33 @@ def test_what_others_measured_is_below_the_bound_and_not_far(kernel, device, n, 
     assert 0.5 < teraflops * 1e12 / found.flops_per_second < 1
 
 
-def test_shared_memory_is_the_limit_of_the_kernel_for_reading():
-    found = td.tile.predict(8192, 8192, 8192, "smem_tiled", "H200")
-    assert found.binding == "shared memory -> registers"
-    # two requests of 128 bytes for 32 multiplications and additions: a quarter FLOP per byte
-    assert found[found.binding].intensity == pytest.approx(0.25)
-    assert found.flops_per_second == pytest.approx(0.25 * H200.shared_bandwidth, rel=0.01)
-
-
 @given(
-    m=st.integers(1, 5000),
-    n=st.integers(1, 5000),
-    k=st.integers(1, 5000),
+    mnk=st.tuples(*[st.integers(1, 5000)] * 3),
     kernel=st.sampled_from(["smem_tiled", "sgemm_warptiled", "mma_multistage"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_bound_respects_peak_and_memory(m, n, k, kernel):
-    found = td.tile.predict(m, n, k, kernel, "A100-40GB")
+def test_a_bound_respects_peak_and_memory(mnk, kernel):
+    (m, n, k), found = mnk, td.tile.predict(*mnk, kernel, "A100-40GB")
     config = found.config
     assert found.flops_per_second <= A100.peak(config.peak) * (1 + 1e-9)
     compulsory = (m * k + k * n + m * n) * config.itemsize
     assert found.seconds >= compulsory / A100.memory_bandwidth
-    assert found.seconds == max(found.times.values())
-    assert found.times[found.binding] == found.seconds
+    assert found.seconds == max(found.times.values()) == found.times[found.binding]
+
+
+REFUSED = [
+    (lambda: td.tile.levels_of(8, 8, 8, MINE, H200)["L1"], "no level 'L1'; there are DRAM"),
+    (lambda: td.tile.levels_of(8, 8, 8, "tiled", H200), "runs on a CPU: td.tile.traffic"),
+    (lambda: td.tile.levels_of(8, 8, 8, MINE, H200, workers=(9, 1)), "got .9, 1. for 8 x 8"),
+    (lambda: td.tile.predict(8, 8, 8, "mma_multistage", "T4"), "8.0 or higher, and T4 has 7.5"),
+    (lambda: td.tile.predict(8, 8, 8, "wgmma_ws_persistent", "B200"), "9.0 exactly"),
+    (lambda: td.tile.config_of("cublas"), "a library chooses its own"),
+    (lambda: Config("mine", (8, 8, 4), (3, 8), 64, 2, "bf16"), "a warp of 8x8 always does"),
+    (lambda: td.tile.occupancy(MINE, replace(H200, multiprocessors=0)), "'multiprocessors'"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED)
+def test_refused(call, words):
+    with pytest.raises(KernelError, match=words):
+        call()

@@ -5,7 +5,7 @@ import pytest
 
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.choice.config import hopper, hopper_tile
-from tiledask.tile.cuda.operands import layout, padded, readable
+from tiledask.tile.cuda.operands import layout, padded
 
 
 def cycles(m, n, k, way, multiprocessors):
@@ -41,6 +41,6 @@ def test_a_copy_holds_the_same_numbers_nan_too(dtype, step):
     around = (np.arange(1400).reshape(20, 70) % 97).astype(as_dtype(dtype))
     around[3, 5] = np.nan
     x = around[:, 1:61:step]
-    copied = padded(readable(x))
+    copied = padded(x)
     assert layout(copied).boundary == 16
     np.testing.assert_array_equal(copied.astype("f4"), x.astype("f4"))

@@ -16,20 +16,24 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-from twins.cuda_host.memory import is_lent, lent, lent_copies, strays
+from gpu.gemm_cases import check
+from twins.cuda_host.memory import is_lent, lent, lent_copies, lent_empty, strays
 
 from tiledask.tile.cuda import launch, tensor_map
 from tiledask.tile.cuda.build import HEADERS, file_text
 
-__all__ = ["HostFault", "HostKernel", "host_gpu", "host_tensor_map", "why_not"]
+__all__ = ["COPY", "LDMATRIX", "READ", "WRITE", "HostFault", "HostGpu", "HostKernel", "host_gpu"]
+__all__ += ["host_tensor_map", "why_not"]
 
 HERE = Path(__file__).parent
 SOURCES = {".cpp", ".h", ".cuh"}
 KEPT = HERE.parents[2] / "build" / "cuda_host"
 """Where the machine's object stays: `make clean` removes it."""
-CHOSEN = ("HAS_BIAS", "HAS_GELU", "BIAS_BY_ROW", "HAS_BETA", "HAS_BEFORE")
+CHOSEN = ("HAS_BIAS", "HAS_GELU", "BIAS_BY_ROW", "HAS_BETA", "HAS_BEFORE", "PAIRS")
 """Macros that one build may leave open until the launch: host::chosen. Of wgmma_ws_persistent the
 first three: on the others depends how many columns it takes at once."""
+READ, WRITE, COPY, LDMATRIX = range(4)
+"""Kinds of instructions on shared memory, as gpu.cuh beside this file numbers them."""
 FEWEST_REGISTERS = 168
 """Registers of a thread at launch, as ptxas reports them for 384 threads (65536 / 384, by 8s)."""
 
@@ -207,31 +211,78 @@ def host_tensor_map(dtype, address, sizes, strides, box):
     return made
 
 
+class HostGpu:
+    """`launch` on the host: the kernels that it has built, and cases that run on them."""
+
+    def __init__(self, folder, faults, plain):
+        self.folder, self.faults, self.plain = folder, faults, plain
+        self.seed, self.built = 1, {}
+
+    def kernel(self, name, macros, shared):
+        """What stands for `launch._kernel`."""
+        chosen = CHOSEN[: 3 if name == "wgmma_ws_persistent" else None] if self.plain else ()
+        fixed = {key: value for key, value in macros.items() if key not in chosen}
+        key = (name, *sorted(fixed.items()))
+        if key not in self.built:
+            where = self.folder / str(len(self.built))
+            self.built[key] = HostKernel(where, name, fixed, self.faults, chosen=chosen)
+        found = self.built[key].choose(macros)
+        found.seed = self.seed
+        found.max_dynamic_shared_size_bytes = max(48 * 1024, shared)
+        return found
+
+    def loads(self, case, name, tile):
+        """What the kernel says that it loads; HostFault if C is wrong, or what lies around it."""
+        said = []
+
+        def run(a, b, out, epilogue):
+            said.append(getattr(launch, name)(a, b, out, tile, epilogue))
+
+        self.seed = case.seed + 1
+        error = check(run, case, empty=lent_empty)
+        if not error.right:
+            raise HostFault(f"{case}: {error}")
+        return said[0]
+
+    def catches(self, cases, name, tile):
+        """Whether one of them comes out wrong, or never."""
+        try:
+            for case in cases:
+                self.loads(case, name, tile)
+        except HostFault:
+            return True
+        return False
+
+    @property
+    def taken(self):
+        """Bytes that the copy engine has taken out of matrices."""
+        return sum(kernel.taken for kernel in self.built.values())
+
+    def turns(self, kind, size):
+        """How often shared memory was asked at most for one instruction with ``size`` bytes a lane.
+
+        1: no two lanes that are served together wanted different words of one bank.
+        """
+        return max(k.library.worst_conflict(kind, size) for k in self.built.values())
+
+    def unpaired(self, kind, size):
+        """Instructions in which lanes neither go in pairs (i, i ^ 1) nor in pairs (i, i ^ 2)."""
+        return sum(k.library.unpaired(kind, size) for k in self.built.values())
+
+
 @contextmanager
-def host_gpu(folder, faults=(), seed=1, multiprocessors=2, plain=True):
-    """Lets `launch` run its kernels on the host, on lent arrays; yields those it has built.
+def host_gpu(folder, faults=(), multiprocessors=2, plain=True):
+    """Lets `launch` run its kernels on the host, on lent arrays.
 
     ``plain`` builds one kernel for every epilogue, which is quicker than one for each.
     """
-    built = {}
-
-    def kernel(name, macros, shared):
-        chosen = CHOSEN[: 3 if name == "wgmma_ws_persistent" else 5] if plain else ()
-        fixed = {key: value for key, value in macros.items() if key not in chosen}
-        key = (name, *sorted(fixed.items()))
-        if key not in built:
-            where = folder / str(len(built))
-            built[key] = HostKernel(where, name, fixed, faults, seed, chosen)
-        if shared > 48 * 1024:
-            built[key].max_dynamic_shared_size_bytes = shared
-        return built[key].choose(macros)
-
+    gpu = HostGpu(folder, faults, plain)
     with ExitStack() as patches:
         patches.enter_context(lent_copies())
         for module, name, value in (
-            (launch, "_kernel", kernel),
+            (launch, "_kernel", gpu.kernel),
             (launch, "_multiprocessors", lambda: multiprocessors),
             (tensor_map, "encode", host_tensor_map),
         ):
             patches.enter_context(patch.object(module, name, value))
-        yield built
+        yield gpu

@@ -45,8 +45,7 @@ template <> inline f16 from_float<f16>(float x) {
     memcpy(&z, &y, 2);
     return z;
 }
-inline unsigned to_tf32(float x) { return rounded(x, 13, false); }
-inline unsigned rounded_for_tf32(unsigned bits) { return to_tf32(bits_to_float(bits)); }
+inline unsigned rounded_for_tf32(unsigned bits) { return rounded(bits_to_float(bits), 13, false); }
 
 float power_of_2(float x);
 float reciprocal(float x);

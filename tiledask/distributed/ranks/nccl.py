@@ -68,9 +68,8 @@ class Devices:
         """NCCL's own sum of ``x`` into ``out``; returns when it is done."""
         if not (x.nbytes or out.nbytes):
             return
-        communicator, begin = self._communicators[exchange.members], nccl.Communicator.collective
-        given = communicator, nccl.now(), exchange.kind, x, out, op
-        self._begun = pending = self._called(exchange, begin, *given)
+        begin = self._communicators[exchange.members].all_reduce
+        self._begun = pending = self._called(exchange, begin, nccl.now(), x, out, op)
         self._until(exchange, lambda: pending.done)
         self._begun = None
 

@@ -338,7 +338,9 @@ def refusal(config: Config, device: Device | str) -> str:
         return f"{config.kernel!r} runs on a CPU; td.tile.traffic counts its bytes"
     if not runs_on(config.capability, has):
         only = "exactly" if config.capability.endswith("a") else "or higher"
-        return f"needs compute capability {config.capability.rstrip('a')} {only}, and {name} has {has}"
+        return (
+            f"needs compute capability {config.capability.rstrip('a')} {only}, and {name} has {has}"
+        )
     if config.peak not in dict(device.peak_flops):
         return f"computes in {config.peak}, and {name} has no {config.peak}"
     if config.threads > 1024:

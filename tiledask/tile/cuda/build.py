@@ -61,6 +61,7 @@ def _inlined(name: str, seen: set[str]) -> str:
 
 # -- machine code ----------------------------------------------------------------------------------
 
+
 def arch_of(name: str, capability: str) -> str:
     """The architecture to compile the kernel ``name`` for, on a GPU of this compute capability.
 

@@ -32,15 +32,8 @@ template <> __device__ inline f16 from_float<f16>(float x) {
     return y;
 }
 
-// float32 to the 10 mantissa bits that tensor cores read of it, rounded to nearest
-__device__ inline unsigned to_tf32(float x) {
-    unsigned y;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-    return y;
-}
-
 // The bits of a float32, rounded to nearest for tensor cores that read 10 bits of its mantissa and
-// ignore the other 13: two instructions, where to_tf32 takes a third to clear those. A NaN stays one.
+// ignore the other 13, which are not cleared. A NaN stays one.
 __device__ inline unsigned rounded_for_tf32(unsigned bits) {
     const float x = __uint_as_float(bits);
     return x == x ? bits + 0x1000 : bits;
@@ -75,9 +68,6 @@ __device__ inline char* dynamic_shared() {
 // A number that all lanes of a warp share, told to the compiler as one: it then lives in a register of
 // the warp, where addresses of tiles must be in the end.
 __device__ inline int warp_uniform(int x) { return __shfl_sync(0xFFFFFFFF, x, 0); }
-
-// One value of global memory that nobody writes while the kernel runs.
-template <class T> __device__ inline T global_read(const T* p) { return *p; }
 
 // One value of 2, 4 or 8 bytes of global memory, or 0 where it is not `there`. Asked for at this place
 // of the program: the compiler puts off a read as it is written in C++ to where its value is wanted,
@@ -186,5 +176,5 @@ __device__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2
     }
 MMA(bf16, "m16n8k16", "bf16")
 MMA(f16, "m16n8k16", "f16")
-MMA(float, "m16n8k8", "tf32")  // registers from to_tf32
+MMA(float, "m16n8k8", "tf32")  // of rounded_for_tf32
 #undef MMA

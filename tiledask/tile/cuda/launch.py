@@ -13,7 +13,7 @@ from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace, name_of, namespace
 from tiledask.tile.choice.config import config_of, hopper_tile
 from tiledask.tile.cuda import build, tensor_map
-from tiledask.tile.cuda.operands import MatrixLayout, address_of, layout, padded, readable
+from tiledask.tile.cuda.operands import MatrixLayout, address_of, layout, padded
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.levels import Tile, TileTraffic, traffic
 
@@ -34,7 +34,7 @@ def smem_tiled(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -
 
 
 def sgemm_warptiled(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> TileTraffic:
-    """float32 on CUDA cores. Copies an operand whose rows and columns both lie apart."""
+    """float32 on CUDA cores."""
     return _run("sgemm_warptiled", *_by_rows(a, b, out), tile, epilogue)
 
 
@@ -42,7 +42,7 @@ def mma_multistage(
     a: Array, b: Array, out: Array, tile: Tile | None, epilogue: Epilogue
 ) -> TileTraffic:
     """Halves on a warp's tensor cores, or float32 rounded to TF32, of whose mantissa they read 10
-    bits; 64 bytes of k at a time. Copies an operand whose rows and columns both lie apart."""
+    bits; 64 bytes of k at a time."""
     tile = config_of("mma_multistage", name_of(a.dtype), tile).block
     return _run("mma_multistage", *_by_rows(a, b, out), tile, epilogue)
 
@@ -52,19 +52,20 @@ def wgmma_ws_persistent(
 ) -> TileTraffic:
     """Halves on Hopper's tensor cores, tiles brought by its copy engine.
 
-    A tile that is not given is chosen by the count of tiles (`hopper_tile`). Copies an operand
-    whose lines of elements do not all start on boundaries of 16 bytes. C leaves through shared
-    memory where its rows start and end on such boundaries and it is of the operands' type and
-    neither read nor wanted before the activation; else by pairs, or one by one.
+    A tile that is not given is chosen by the count of tiles (`hopper_tile`). C leaves through
+    shared memory where its rows start and end on boundaries of 16 bytes and it is of the operands'
+    type and neither read nor wanted before the activation; else by pairs, or one by one.
     """
-    a, b, c, turned = _by_rows(a, b, out)
-    return _run("wgmma_ws_persistent", padded(a), padded(b), c, turned, tile, epilogue)
+    return _run("wgmma_ws_persistent", *_by_rows(a, b, out), tile, epilogue)
 
 
 def _by_rows(a: Array, b: Array, out: Array) -> tuple[Array, Array, Array, bool]:
     """(a, b, c, False), or the transposed product (b^T, a^T, c^T, True) if C's columns lie
-    together: threads that are neighbours write neighbours of a row."""
-    x, y, c = readable(a), readable(b), layout(out)
+    together: threads that are neighbours write neighbours of a row.
+
+    An operand whose lines of elements do not all start on boundaries of 16 bytes is copied.
+    """
+    x, y, c = padded(a), padded(b), layout(out)
     if c.by_rows or not c.by_columns:
         return x, y, out, False
     return y.T, x.T, out.T, True
@@ -202,7 +203,7 @@ def _plan(
         # lines are longer by 8 floats where those are read one by one
         config = replace(config, stage_extra=32 * depth * ((not a.by_rows) + b.by_rows))
     macros |= _lies(a, b, c) | {"TILE_M": rows, "TILE_N": columns, "TILE_K": depth}
-    macros |= {"STAGES": config.stages, "A_BYTES": _piece(a), "B_BYTES": _piece(b)}
+    macros["STAGES"] = config.stages
     return _Plan(macros, (across * down,), (config.threads,), config.shared_bytes, tile)
 
 
@@ -210,11 +211,6 @@ def _lies(a: MatrixLayout, b: MatrixLayout, c: MatrixLayout) -> dict[str, Any]:
     """The types of A, B and C, and whether A is contiguous along m, B along n."""
     turned = {"A_TURNED": int(not a.by_rows), "B_TURNED": int(b.by_rows)}
     return {"TYPE": _TYPES[a.dtype], "OUT": _TYPES[c.dtype], **turned}
-
-
-def _piece(x: MatrixLayout) -> int:
-    """Bytes that one instruction may copy of a line: 16, 4 or an element's."""
-    return 16 if x.boundary == 16 else max(x.itemsize, min(x.boundary, 4))
 
 
 def _hopper_plan(

@@ -22,8 +22,7 @@
 //                                         next one's fragments are read into registers
 //
 // On the compiler's command line: TYPE (bf16, f16, or float for tf32), OUT (TYPE, or float), TILE_M,
-// TILE_N, TILE_K, STAGES, A_TURNED (1: A is contiguous along m), B_TURNED (1: along n), A_BYTES and
-// B_BYTES (16, 4 or, of halves, 2: every line starts at a multiple of so many bytes).
+// TILE_N, TILE_K, STAGES, A_TURNED (1: A is contiguous along m), B_TURNED (1: along n).
 
 #define WARP_ROWS 64
 #include "panels.cuh"
@@ -124,10 +123,8 @@ mma_multistage(int m, int n, int k,
     TYPE* memory = reinterpret_cast<TYPE*>(dynamic_shared());
     const Place tile = place_of(blockIdx.x, m, n), warp = place_of_warp();
     const int steps = (k + TILE_K - 1) / TILE_K;
-    Copier<TYPE, TILE_M, A_TURNED, A_BYTES, LayoutA> copy_a(
-        a, A_TURNED ? a_col : a_row, tile.row, m);
-    Copier<TYPE, TILE_N, B_TURNED, B_BYTES, LayoutB> copy_b(
-        b, B_TURNED ? b_row : b_col, tile.col, n);
+    Copier<TYPE, TILE_M, A_TURNED, LayoutA> copy_a(a, A_TURNED ? a_col : a_row, tile.row, m);
+    Copier<TYPE, TILE_N, B_TURNED, LayoutB> copy_b(b, B_TURNED ? b_row : b_col, tile.col, n);
 
     int copied = 0, into = 0;  // steps, and the stage that the next of them goes to
     const auto copy_next = [&] {

@@ -8,7 +8,7 @@ import numpy as np
 
 from tiledask.tile.backend import Array, array_namespace, name_of, on_device
 
-__all__ = ["MatrixLayout", "address_of", "bits", "layout", "padded", "readable"]
+__all__ = ["MatrixLayout", "address_of", "bits", "layout", "padded"]
 
 
 class MatrixLayout(NamedTuple):
@@ -66,27 +66,17 @@ def _layout(
     )
 
 
-def readable(x: Array) -> Array:
-    """``x`` with neighbours along its rows or its columns: itself, or else a copy."""
-    lies = layout(x)
-    if lies.by_rows or lies.by_columns:
-        return x
-    with on_device(x):
-        return array_namespace(x).array(bits(x), order="C").view(x.dtype)
-
-
 def padded(x: Array) -> Array:
-    """``x``, which is `readable`, with every line on a boundary of 16 bytes, as bulk copies need it.
-
-    Itself if it is so already, else a copy with up to 15 bytes more a line.
-    """
+    """``x`` with neighbours along its rows or columns, and every such line on a boundary of 16
+    bytes, as copies by 16 bytes need it: itself, or a copy with up to 15 bytes more a line."""
     lies = layout(x)
-    if lies.boundary == 16:
+    turned = lies.by_columns and not lies.by_rows
+    if lies.boundary == 16 and (lies.by_rows or turned):
         return x
-    (lines, length), each = x.shape if lies.by_rows else x.T.shape, 16 // lies.itemsize
+    (lines, length), each = x.T.shape if turned else x.shape, 16 // lies.itemsize
     with on_device(x):
         wide = array_namespace(x).empty((lines, -(-length // each) * each), x.dtype)
-        copied = wide[:, :length] if lies.by_rows else wide[:, :length].T
+        copied = wide[:, :length].T if turned else wide[:, :length]
         bits(copied)[...] = bits(x)
     return copied
 

@@ -10,12 +10,12 @@
 //   ...               '-----------------------'              '-----------------------'
 //                      EXTENT lines                           TILE_K lines
 //
-// A piece is what one instruction copies: as many bytes as the alignment of the matrix allows. What
-// lies beyond the matrix becomes 0 in shared memory and is not read, so that ragged edges need no
-// special case in the product.
+// A piece is what one instruction copies: 16 bytes, for every line starts at a multiple of those, or
+// one float of a line that is transposed on the way. What lies beyond the matrix becomes 0 in shared
+// memory and is not read, so that ragged edges need no special case in the product.
 //
-// On the compiler's command line: TILE_M, TILE_N, TILE_K, STAGES; RASTER, to be tried out. A kernel says
-// WARP_ROWS: of a tile of 128 rows or more, those of one warp.
+// On the compiler's command line: TILE_M, TILE_N, TILE_K, STAGES. A kernel says WARP_ROWS: of a tile of
+// 128 rows or more, those of one warp.
 
 #pragma once
 
@@ -26,9 +26,7 @@ const int WARPS_DOWN = TILE_M / WARP_M, WARPS_ACROSS = TILE_N / WARP_N;
 const int THREADS = 32 * WARPS_DOWN * WARPS_ACROSS;
 const int BLOCKS = TILE_M * TILE_N > 128 * 128 ? 1 : 2;  // per multiprocessor: sums fill registers
 
-#ifndef RASTER
-#define RASTER 8  // rows of tiles that are walked column by column, for the sake of L2
-#endif
+const int RASTER = 8;  // rows of tiles that are walked column by column, for the sake of L2
 
 static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "TILE_M, TILE_N: 32, 64, 128, 192...");
 static_assert(STAGES >= 2, "one stage is multiplied while others are filled");
@@ -52,10 +50,10 @@ __device__ inline Place place_of_warp() {
 
 // This thread's share of copying one operand, panel after panel. Layout::at(e, p) says where in
 // shared memory element e of the extent (a row of A, a column of B), p of k, of a panel is kept.
-template <class T, int EXTENT, int TURNED, int BOUNDARY, class Layout> struct Copier {
+template <class T, int EXTENT, int TURNED, class Layout> struct Copier {
     // a line of the matrix becomes a line in shared memory, or its elements go to as many lines
     static constexpr bool STRAIGHT = TURNED == Layout::LINES_OF_K;
-    static constexpr int BYTES = STRAIGHT ? BOUNDARY : sizeof(T);
+    static constexpr int BYTES = STRAIGHT ? 16 : sizeof(T);
     static constexpr int LINES = TURNED ? TILE_K : EXTENT, LENGTH = TURNED ? EXTENT : TILE_K;
     static constexpr int PIECE = BYTES / sizeof(T);  // elements
     // threads on one line; those of a warp read whole sectors of 32 bytes at least
@@ -79,13 +77,8 @@ template <class T, int EXTENT, int TURNED, int BOUNDARY, class Layout> struct Co
 
     // Begins to copy the next panel; `left` elements along k are still to come, it included.
     __device__ inline void next(T* to, int left) {
-        if constexpr (BYTES == 2) {
-            copy_elements(to, left);
-        } else if (extent >= EXTENT && left >= TILE_K) {
-            copy<true>(to, left);
-        } else {
-            copy<false>(to, left);
-        }
+        if (extent >= EXTENT && left >= TILE_K) copy<true>(to, left);
+        else copy<false>(to, left);
         from += TURNED ? TILE_K * line : TILE_K;
     }
 
@@ -105,31 +98,6 @@ template <class T, int EXTENT, int TURNED, int BOUNDARY, class Layout> struct Co
                 const int bytes = (WHOLE ? PIECE : inside(i, j, left)) * sizeof(T);
                 if (BYTES == 16) copy16_async(at(to, i, j), piece + j, bytes);
                 else copy4_async(at(to, i, j), piece + j, bytes);
-            }
-        }
-    }
-
-    // Two bytes are too few for an asynchronous copy: through registers, as many as are to spare.
-    __device__ inline void copy_elements(T* to, int left) const {
-        constexpr int HELD = 16, LINES_HELD = HELD * THREADS / LENGTH;
-        static_assert(LINES % LINES_HELD == 0 && LINES_HELD % DOWN == 0, "a whole number of times");
-        const T* piece = from;
-#pragma unroll 1
-        for (int i0 = 0; i0 < LINES; i0 += LINES_HELD) {
-            T held[HELD];
-            int n = 0;
-#pragma unroll
-            for (int i = 0; i < LINES_HELD; i += DOWN, piece += DOWN * line) {
-#pragma unroll
-                for (int j = 0; j < LENGTH; j += ACROSS) {
-                    held[n++] = inside(i0 + i, j, left) ? global_read(piece + j) : T{};
-                }
-            }
-            n = 0;
-#pragma unroll
-            for (int i = 0; i < LINES_HELD; i += DOWN) {
-#pragma unroll
-                for (int j = 0; j < LENGTH; j += ACROSS) shared_write(at(to, i0 + i, j), held[n++]);
             }
         }
     }

@@ -23,8 +23,7 @@
 // one of them waits at a barrier or for its copies. The longer a step along k, the fewer barriers.
 //
 // On the compiler's command line: TYPE and OUT (float), TILE_M, TILE_N (64 or 128), TILE_K (8, 16, 32),
-// STAGES, A_TURNED (1: A is contiguous along m), B_TURNED (1: along n), A_BYTES and B_BYTES (16: every
-// line starts at a multiple of 16 bytes; otherwise 4).
+// STAGES, A_TURNED (1: A is contiguous along m), B_TURNED (1: along n).
 
 #define WARP_ROWS 32
 #include "panels.cuh"
@@ -110,10 +109,8 @@ sgemm_warptiled(int m, int n, int k,
     const Place tile = place_of(blockIdx.x, m, n), warp = place_of_warp();
     const Lane lane;
     const int steps = (k + TILE_K - 1) / TILE_K;
-    Copier<float, TILE_M, A_TURNED, A_BYTES, LayoutA> copy_a(
-        a, A_TURNED ? a_col : a_row, tile.row, m);
-    Copier<float, TILE_N, B_TURNED, B_BYTES, LayoutB> copy_b(
-        b, B_TURNED ? b_row : b_col, tile.col, n);
+    Copier<float, TILE_M, A_TURNED, LayoutA> copy_a(a, A_TURNED ? a_col : a_row, tile.row, m);
+    Copier<float, TILE_N, B_TURNED, LayoutB> copy_b(b, B_TURNED ? b_row : b_col, tile.col, n);
 
     int copied = 0, into = 0;  // steps, and the stage that the next of them goes to
     const auto copy_next = [&] {

@@ -5,27 +5,23 @@ boundary of 64 bytes, which the bindings' own object does not have.
 """
 
 import ctypes
-import sys
 from functools import cache, lru_cache
 
 import numpy as np
 
 from tiledask.errors import KernelError
 
-__all__ = ["MAP", "MOST", "encode"]
-
-MOST = 2**32
-"""Elements in a dimension (CUDA Driver API, cuTensorMapEncodeTiled)."""
+__all__ = ["MAP", "encode"]
 
 MAP = np.dtype([("opaque", "<u8", 16)])
 """CUtensorMap of cuda.h."""
 
 _BOUNDARY = 64
 _TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
-"""CUtensorMapDataType of cuda.h, as the next line has its CUtensorMapInterleave and so on."""
-_INTERLEAVE_NONE, _SWIZZLE_128B, _L2_PROMOTION_256B, _OOB_FILL_NONE = 0, 3, 3, 0
-
-_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+"""CUtensorMapDataType of cuda.h."""
+_HOW = 0, 3, 3, 0
+"""Of cuda.h: not interleaved, swizzled by 128 bytes, 256 bytes promoted to L2, 0 out of bounds."""
+_LIBRARY = "libcuda.so.1"
 
 
 @lru_cache(1024)
@@ -59,10 +55,7 @@ def encode(
         (ctypes.c_uint64 * (rank - 1))(*strides),
         (ctypes.c_uint32 * rank)(*box),
         (ctypes.c_uint32 * rank)(*[1] * rank),
-        _INTERLEAVE_NONE,
-        _SWIZZLE_128B,
-        _L2_PROMOTION_256B,
-        _OOB_FILL_NONE,
+        *_HOW,
     )
     if result:
         raise KernelError(
@@ -77,16 +70,17 @@ def encode(
 @cache
 def _driver() -> ctypes.CDLL:
     """The driver's library, its functions declared as in cuda.h."""
-    number, address = ctypes.c_uint32, ctypes.c_void_p
+    number, address, kind = ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int
+    arrays = [ctypes.POINTER(t) for t in (ctypes.c_uint64, ctypes.c_uint64, number, number)]
     try:
         found = ctypes.CDLL(_LIBRARY)
         found.cuTensorMapEncodeTiled.argtypes = [
             address,
-            ctypes.c_int,
+            kind,
             number,
             address,
-            *[ctypes.POINTER(t) for t in (ctypes.c_uint64, ctypes.c_uint64, number, number)],
-            *[ctypes.c_int] * 4,
+            *arrays,
+            *[kind] * 4,
         ]
     except (OSError, AttributeError) as error:
         raise KernelError(

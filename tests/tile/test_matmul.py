@@ -1,0 +1,317 @@
+"""The products of one device: activation(alpha a @ b + beta out + bias) by every kernel against
+float64, the bytes that they allocate and that tiles move, and what is refused.
+
+Holds `tiledask.tile.product`, `tiledask.tile.table`, `tiledask.tile.levels`,
+`tiledask.tile.epilogue` and `tiledask.tile.numpy_kernels`.
+"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gpu.gemm_cases import GemmCase, Variant, check
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.allocated import allocated
+from twins import device_twin
+
+import tiledask as td
+from tiledask.errors import KernelError
+from tiledask.tile import backend, epilogue, numpy_kernels, product, table
+
+EXTENTS = st.integers(1, 9)
+SHAPES = st.tuples(EXTENTS, EXTENTS, EXTENTS)
+ON_CPUS = ("loops", "tiled", "blas")
+TYPES = ("float16", "bfloat16", "float32", "float64")
+ENDINGS = st.fixed_dictionaries(
+    {
+        "layouts": st.text("CFS", min_size=3, max_size=3),
+        "margin": st.sampled_from([8, 1]),
+        "alpha": st.sampled_from([1.0, -0.5, 0.0, 3.0]),
+        "beta": st.sampled_from([0.0, 0.0, 1.0, -2.0]),
+        "bias": st.booleans(),
+        "bias_own": st.booleans(),
+        "seed": st.integers(0, 10**6),
+        "wide": st.booleans(),
+        "end": st.sampled_from([(False, False), (True, False), (True, True)]),
+    }
+)
+"""Every combination of what may follow a product."""
+
+
+def case_of(shape, dtype, end, wide, **rest):
+    out = "float32" if wide and dtype in backend.HALVES else ""
+    gelu, before = end
+    return GemmCase(*shape, dtype=dtype, out_dtype=out, gelu=gelu, before=before, **rest)
+
+
+# -- the kernels ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kernel", [*ON_CPUS, "cublas"])
+def test_every_ending_of_every_kernel_equals_float64(kernel, dtype):
+    """Inside out, and with NaN around all; cuBLAS is the host's BLAS."""
+
+    @given(ending=ENDINGS, shape=SHAPES, tile=SHAPES)
+    @settings(max_examples=30)
+    def run(ending, shape, tile):
+        variant = Variant(kernel, tile if kernel == "tiled" else None, dtype)
+        with pytest.MonkeyPatch.context() as patch:
+            xp = device_twin.use(patch) if kernel == "cublas" else np
+            found = check(variant.run, case_of(shape, dtype, **ending), xp)
+        assert found.right, found
+
+    run()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [("blas", "float16"), ("blas", "float32"), ("cublas", "bfloat16")]
+)
+@given(ending=ENDINGS, shape=st.tuples(*[st.integers(1, 20)] * 3))
+@settings(max_examples=25)
+def test_what_is_large_is_finished_piece_by_piece(kernel, dtype, ending, shape):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numpy_kernels, "half_tile", lambda out_itemsize: (4, 3, 5))
+        patch.setattr(numpy_kernels, "half_rows", lambda n: 4)
+        patch.setattr(epilogue, "PIECE_BYTES", {"numpy": 24, "cupy": 24})
+        xp = device_twin.use(patch) if kernel == "cublas" else np
+        found = check(Variant(kernel, None, dtype).run, case_of(shape, dtype, **ending), xp)
+    assert found.right, found
+
+
+@given(shape=SHAPES, tile=SHAPES, beta=st.sampled_from([0, 1, -2]))
+@settings(max_examples=60)
+def test_tiled_counts_what_the_formula_says(shape, tile, beta):
+    m, n, k = shape
+    rng = np.random.default_rng(m * 100 + n * 10 + k)
+    a, b = rng.integers(-9, 9, (m, k)).astype("f4"), rng.integers(-9, 9, (k, n)).astype("f4")
+    out = np.full((m, n), 3.0, np.float32)
+    c, counted = td.tile.count_traffic(a, b, tile=tile, out=out, beta=beta)
+    np.testing.assert_array_equal(c, a.astype("f8") @ b.astype("f8") + 3 * beta)
+    assert counted == td.tile.traffic(m, n, k, tile, 4, accumulate=beta != 0)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kernel", ON_CPUS)
+def test_a_new_result_and_operands_that_run_backwards(kernel, dtype):
+    a, b = (np.eye(3, dtype=td.tile.as_dtype(dtype))[::-1] for _ in "ab")
+    c = td.tile.matmul(a, b[:, ::-1], kernel, alpha=2.0, bias=a[2])
+    assert c.dtype == a.dtype
+    assert c.tolist() == [[1, 0, 2], [1, 2, 0], [3, 0, 0]]
+
+
+def test_types_by_name():
+    bfloat16 = td.tile.as_dtype("bfloat16")
+    assert bfloat16.name == "bfloat16"
+    assert td.tile.as_dtype(bfloat16) == td.tile.as_dtype(bfloat16.type) == bfloat16
+    assert td.tile.as_dtype(np.float32) == td.tile.as_dtype("f4") == np.dtype("float32")
+    wide = [td.tile.accumulator(kind).name for kind in TYPES]
+    assert wide == ["float32", "float32", "float32", "float64"]
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+# (kernel, tile, dtype, out's type, alpha, beta, bias, activation, preactivation)
+PANEL = ("tiled", (96, 32, 200))
+MEMORY_CASES = {
+    (1100, 150, 250): [
+        ("blas", None, "float32", "float32", 1.0, 0.0, None, None, False),
+        ("blas", None, "float64", "float64", 1.0, 1.0, None, None, False),
+        ("blas", None, "float16", "float16", 1.0, 0.0, None, None, False),
+        ("blas", None, "bfloat16", "bfloat16", 1.0, 1.0, None, None, False),
+        ("blas", None, "float16", "float32", 1.0, 1.0, None, None, False),
+        ("tiled", 64, "float64", "float64", 1.0, 0.0, None, None, False),
+        ("tiled", (1100, 64, 64), "float64", "float64", 1.0, 1.0, None, None, False),
+        (*PANEL, "float32", "float32", 1.0, 1.0, None, None, False),
+        (*PANEL, "float16", "float16", 1.0, 0.0, None, None, False),
+        (*PANEL, "bfloat16", "float32", 1.0, 1.0, None, None, False),
+        ("tiled", 5000, "float32", "float32", 1.0, 0.0, None, None, False),
+    ],
+    (1100, 300, 60): [
+        ("blas", None, "float32", "float32", 2.0, 0.0, "float32", None, False),
+        ("blas", None, "float32", "float32", 1.0, 1.0, None, "gelu", False),
+        ("blas", None, "float64", "float64", 0.5, 3.0, "float64", "gelu", True),
+        ("blas", None, "float16", "float16", 1.0, 1.0, "float16", "gelu", True),
+        ("blas", None, "bfloat16", "float32", 2.0, 1.0, "bfloat16", None, False),
+        (*PANEL, "float32", "float32", 2.0, 3.0, "float32", "gelu", True),
+        (*PANEL, "bfloat16", "bfloat16", 2.0, 3.0, "bfloat16", "gelu", False),
+    ],
+}
+
+
+@pytest.mark.parametrize("shape", MEMORY_CASES)
+def test_workspace_is_what_numpy_really_allocates(shape):
+    peaks = allocated(shape, MEMORY_CASES[shape])
+    for case, measured in zip(MEMORY_CASES[shape], peaks, strict=True):
+        kernel, tile, *types, _, beta, bias, activation, _ = case
+        size, out_size = (td.tile.as_dtype(x).itemsize for x in types)
+        end = {"activation": activation, "bias_itemsize": bias and td.tile.as_dtype(bias).itemsize}
+        predicted = td.tile.workspace(*shape, size, kernel, tile, beta != 0, out_size, **end)
+        # beside the arrays there are Python's own objects; and NumPy adds a row to others through
+        # buffers, which shows where nothing else is allocated
+        buffers = 8192 * max(size, 4) if bias and not activation else 0
+        assert predicted <= measured <= predicted + 6_000 + buffers, case
+
+
+def test_workspace_has_a_bound():
+    many, sums, pieces = (10**5,) * 3, 2048 * 2048 * 4, 2 * 4096 * 256 * 4
+    assert td.tile.workspace(*many, 2) == sums + pieces
+    assert td.tile.workspace(*many, 2, out_itemsize=4) == pieces
+    assert td.tile.workspace(10, 20, 30, 2) == (10 * 20 + 10 * 30 + 30 * 20) * 4
+    most = epilogue.PIECE_BYTES["numpy"]
+    assert td.tile.workspace(*many, 4, activation="gelu") == most
+    assert td.tile.workspace(10**5, 300, 1, 4, activation="gelu") == 109 * 300 * 4 <= most
+    on_gpu = td.tile.workspace(8192, 8192, 1, 2, "cublas", activation="gelu", bias_itemsize=2)
+    assert on_gpu == 4 * 2**24 + epilogue.PIECE_BYTES["cupy"] + 4 * 8192
+    assert td.tile.workspace(8192, 8192, 1, 2, "cublas", out_itemsize=4, bias_itemsize=4) == 0
+    # lines of 7 halves are copied to 16 bytes each, whichever way they lie
+    assert td.tile.workspace(64, 64, 7, 2, "wgmma_ws_persistent") == 2 * 64 * 16
+
+
+# -- traffic -------------------------------------------------------------------------------------
+
+
+@given(shape=SHAPES, tile=SHAPES, itemsize=st.sampled_from([2, 4, 8]))
+def test_traffic_is_the_sum_over_the_real_tiles(shape, tile, itemsize):
+    (m, n, k), (tm, tn, tk) = shape, tile
+    a = b = c = tiles = 0
+    for i in range(0, m, tm):
+        for j in range(0, n, tn):
+            rows, columns = min(tm, m - i), min(tn, n - j)
+            c += rows * columns * itemsize
+            for p in range(0, k, tk):
+                steps = min(tk, k - p)
+                a, b = a + rows * steps * itemsize, b + steps * columns * itemsize
+                tiles += 1
+    t = td.tile.traffic(m, n, k, tile, itemsize)
+    assert (t.a, t.b, t.c, t.tiles) == (a, b, c, tiles)
+    assert (t.loaded, t.total, t.intensity) == (a + b, a + b + c, t.flops / (a + b))
+    assert t.intensity <= t.tile_intensity * (1 + 1e-12)
+
+
+@given(tile=SHAPES, times=SHAPES)
+def test_intensity_of_a_tile_does_not_depend_on_the_product_around_it(tile, times):
+    alone = td.tile.traffic(*tile, tile=tile, itemsize=4)
+    within = td.tile.traffic(*(t * x for t, x in zip(tile, times, strict=True)), tile, 4)
+    assert within.tile_intensity == alone.tile_intensity == pytest.approx(alone.intensity)
+    assert within.intensity == pytest.approx(within.tile_intensity)
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+X, Y, Z = np.zeros((4, 6), "f4"), np.zeros((6, 5), "f4"), np.zeros((4, 5), "f4")
+FROZEN, BOTH, ROOM = Z.copy(), np.zeros((4, 11), "f4"), np.zeros((4, 10), "f4")
+FROZEN.flags.writeable = False
+LONG, COMPLEX, WHOLE = np.zeros((300, 300)), X.astype(complex), X.astype(int)
+GELU = {"activation": "gelu"}
+REFUSED = [
+    (X, X, {}, r"4x6 @ 4x6: 6 against 4"),
+    (X[None], Y, {}, "2 dimensions, got 1x4x6 @ 6x5"),
+    (X[:0], Y, {}, "all extents must be 1 or more"),
+    (X, Y.astype("f8"), {}, "got float32 and float64"),
+    (WHOLE, WHOLE.T, {}, "got int64; cast with .astype"),
+    (COMPLEX, COMPLEX.T, {}, r"complex128; multiply the \.real and \.imag parts"),
+    ([[1.0]], Y, {}, "got list; convert it with numpy.asarray"),
+    (X, Y, {"kernel": "fast"}, "no kernel 'fast'; there are loops, tiled"),
+    (X, Y, {"kernel": "smem_tiled"}, "takes cupy arrays, got numpy; .* blas"),
+    (X, Y, {"tile": 4}, "'blas' has no tile to choose, got tile=4"),
+    (X, Y, {"kernel": "tiled", "tile": (4, 4)}, "3 extents .* got 2"),
+    (LONG, LONG, {"kernel": "loops"}, "16777216 .* got 27000000"),
+    (X, Y, {"out": X}, r"float32 \(4, 5\), got float32 \(4, 6\)"),
+    (X, Y, {"out": FROZEN}, "read-only"),
+    (BOTH[:, :6], Y, {"out": BOTH[:, 5:10]}, "must not overlap a"),
+    (X, Y, {"alpha": 1j}, "alpha must be a real number"),
+    (X, Y, {"beta": 1}, r"beta=1 adds what out holds.*give out= an array"),
+    (X, Y, {"activation": "relu"}, "None or gelu, got 'relu'"),
+    (X, Y, {"bias": np.zeros(5)}, r"bias must be float32 \(5,\), got float64"),
+    (X, Y, {"bias": ROOM[0, :5], "out": ROOM[:, :5]}, "must not overlap the bias"),
+    (X, Y, {**GELU, "preactivation": X}, r"preactivation must be float32 \(4"),
+    (X, Y, {**GELU, "preactivation": Z, "out": Z}, "must not overlap out"),
+    (X, Y, {"preactivation": Z}, "is what an activation is applied to"),
+    (X, Y, {"precision": "tf32"}, "10 of the 23 .* one of mma_multistage, cublas"),
+    (LONG, LONG, {"precision": "tf32"}, "rounds float32 operands, got float64"),
+    (X, Y, {"precision": "fp8"}, "None or 'tf32'"),
+]
+
+
+@pytest.mark.parametrize(("a", "b", "given", "words"), REFUSED, ids=[row[-1] for row in REFUSED])
+def test_refused_with_the_rule_and_a_way_out(a, b, given, words):
+    with pytest.raises(KernelError, match=words):
+        td.tile.matmul(a, b, **given)
+
+
+def test_types_and_activations_are_refused_elsewhere_too():
+    for kind, words in ((np.dtype("V2"), "without a meaning.*x.dtype.name"), ("f17", "its name")):
+        with pytest.raises(KernelError, match=words):
+            td.tile.as_dtype(kind)
+    with pytest.raises(KernelError, match="activation must be None or gelu, got 'relu'"):
+        td.tile.workspace(1, 1, 1, 4, activation="relu")
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+def test_table_lists_every_kernel_and_why_one_cannot_run(monkeypatch):
+    monkeypatch.setattr(table, "probe", lambda: backend.Backend(False, "no GPU <here>"))
+    on_gpus = ["smem_tiled", "sgemm_warptiled", "mma_multistage", "wgmma_ws_persistent", "cublas"]
+    assert list(td.tile.kernels) == [*ON_CPUS, *on_gpus]
+    assert [k.available for k in td.tile.kernels.values()] == [True] * 3 + [False] * 5
+    assert repr(td.tile.kernels).count("unavailable") == 5
+    assert f"{', '.join(on_gpus)}: no GPU <here>" in repr(td.tile.kernels)
+    assert "no GPU &lt;here&gt;" in td.tile.kernels._repr_html_()
+    with pytest.raises(KernelError, match="'cublas' cannot run here: no GPU <here>"):
+        table.find("blas", "cupy")
+    monkeypatch.setattr(table, "probe", lambda: backend.Backend(True, "", nvrtc_reason="no NVRTC"))
+    assert table.find("blas", "cupy").name == "cublas"
+    assert td.tile.kernels["smem_tiled"].why_not == "no NVRTC"
+
+
+def gpus(*capabilities):
+    """A machine with these GPUs."""
+    names = {"7.5": "T4", "8.0": "A100", "8.9": "L4", "9.0": "H100", "10.0": "B200"}
+    devices = (backend.GpuInfo(i, names[c], c, 10**9) for i, c in enumerate(capabilities))
+    return backend.Backend(True, "", devices=tuple(devices))
+
+
+NEEDS = "needs a GPU of compute capability "
+NEW, HOPPER = "mma_multistage", "wgmma_ws_persistent"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "capabilities", "why_not"),
+    [
+        *((NEW, at, "") for at in (("8.0",), ("8.9",), ("10.0",), ("7.5", "8.0"))),
+        (NEW, ("7.5",), NEEDS + "8.0 (A100) or more, and there is T4 (7.5)"),
+        *((HOPPER, at, "") for at in (("9.0",), ("8.0", "9.0"))),
+        (HOPPER, ("8.9", "10.0"), NEEDS + "9.0 (H100, H200), and there is L4 (8.9), B200 (10.0)"),
+        *((name, ("7.5",), "") for name in ("smem_tiled", "cublas")),
+    ],
+)
+def test_a_kernel_says_which_gpus_it_needs(monkeypatch, kernel, capabilities, why_not):
+    monkeypatch.setattr(table, "probe", lambda: gpus(*capabilities))
+    assert td.tile.kernels[kernel].why_not == why_not
+
+
+def test_of_several_gpus_the_one_that_holds_the_operands_decides(monkeypatch):
+    monkeypatch.setattr(backend, "probe", lambda: gpus("7.5", "9.0"))
+    on_t4, on_h100 = (
+        SimpleNamespace(device=SimpleNamespace(id=i), shape=(4, 4), ndim=2) for i in (0, 1)
+    )
+    hopper = table.lookup(HOPPER)
+    product._check_device(on_h100, on_h100, hopper)
+    with pytest.raises(KernelError, match=r"cannot run where a is: needs .* there is T4 \(7.5\)"):
+        product._check_device(on_t4, on_t4, hopper)
+    with pytest.raises(KernelError, match=r"built for tiles of .* got \(64, 64, 64\)"):
+        hopper.with_tile(64)
+
+
+def test_float32_is_rounded_to_tf32_only_for_those_who_ask():
+    mma, cublas = table.lookup(NEW), table.lookup("cublas")
+    assert product._run_of(X, Y, cublas, None) is cublas.run
+    assert product._run_of(X, Y, cublas, "tf32") is cublas.tf32 is not cublas.run
+    assert product._run_of(X, Y, replace(mma, tf32=cublas.tf32), "tf32") is cublas.tf32
+    assert product._run_of(X.astype("f2"), Y.astype("f2"), mma, None) is mma.run
+    with pytest.raises(KernelError, match=r"23 bits of mantissa 10 remain; .*precision='tf32'"):
+        product._run_of(X, Y, mma, None)
