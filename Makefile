@@ -42,7 +42,7 @@ lab: env ## open your copies of the walkthroughs, learn/, in JupyterLab (DASHBOA
 bench: env ## products, files, schedules and the search beside their peers on this machine
 	$(BIN)/python -m pytest -s -p no:nbval tests/bench
 
-gpu: env ## all that a GPU can tell: right, fast, does it fit; the page is left in build/gpu/
+gpu: env ## all that a GPU can tell: right, fast, does it fit; the record is left in build/gpu/
 	timeout -k 30 $(or $(GPU_SECONDS),1500) $(BIN)/python -m pytest -q -m gpu -p no:nbval -n 1 --max-worker-restart=20 -o faulthandler_timeout=300 tests/gpu tests
 
 site: env ## the walkthroughs, run, and the reference as pages: build/site

@@ -218,7 +218,7 @@ def _worst(got: Any, exact: Any, explained: Any, stored: str) -> ProductError:
 # -- kernels, with a tile, for a type --------------------------------------------------------------
 
 OURS = {
-    "cupy": tuple(name for name in configs if name != "tiled")[::-1],
+    "cupy": (*[name for name in configs if name != "tiled"][::-1], "cublas"),
     "numpy": ("tiled", "blas"),
 }
 """The kernels that are tried on either kind of arrays, the most important first."""

@@ -1,8 +1,7 @@
 """Whether our kernels are right: each once, before anything rests on them.
 
 Every kernel at its smallest; then, step by step, what the kernel for Hopper needs: a ring of
-stages, a cluster, many tiles a block. Edges, layouts, endings and repeated runs of each are in
-tests/tile/test_epilogue.py.
+stages, a cluster, many tiles a block. Then edges, layouts and endings of each.
 """
 
 from dataclasses import replace
@@ -16,6 +15,13 @@ from gpu.gemm_cases import OURS, GemmCase, Variant, check, differing, variants
 
 from tiledask.tile.backend import namespace
 from tiledask.tile.table import kernels
+
+ENDINGS = (
+    {},
+    {"beta": -1.0},
+    {"bias": True, "gelu": True},
+    {"alpha": 0.7, "beta": 1.0, "bias": True, "gelu": True, "before": True},
+)
 
 
 def steps(arrays):
@@ -35,6 +41,12 @@ def steps(arrays):
     yield "ragged", usual, ragged
     for layouts in list(product("CF", repeat=3))[1:]:
         yield "layouts", usual, replace(ragged, layouts="".join(layouts))
+    for i, variant in enumerate(every):  # around the edges of a tile, off 16 bytes, with everything
+        edges = [t + i % 3 - 1 for t in variant.tile or (64, 64, 64)]
+        for ending, layouts in zip(ENDINGS, ("CCC", "FCF", "CFS", "SSC"), strict=True):
+            out = "float32" if ending else ""
+            how = {"layouts": layouts, "out_dtype": out, "margin": 1 + 7 * (i % 2), **ending}
+            yield "endings", variant, variant.case(*edges, **how)
 
 
 CASES = on(dict.fromkeys(steps("cupy")), dict.fromkeys(steps("numpy")))

@@ -1,9 +1,8 @@
-"""Trainings and a pipeline on GPU workers: the host's losses, tokens a second, idle time.
+"""Trainings on GPU workers: the host's losses, tokens a second.
 
 LeNet, GPT     a few steps in float64 on one rank and on two, each way of splitting: the losses of
                the same training in NumPy
 large GPT      in bfloat16: seconds a step, tokens a second, a share of the device's peak
-pipeline       stages that only take their time: the idle share, simulated and measured
 """
 
 import time
@@ -14,7 +13,6 @@ import pytest
 from gpu.devices import GPU, LESS, device_at_hand, on
 
 import tiledask as td
-from tiledask.lab.sweep import schedule_on
 from tiledask.tile.optimizers import SGD
 
 pytestmark = pytest.mark.cluster
@@ -29,7 +27,6 @@ CASES = [
     *(("LeNet", each) for each in SPLITS[1:]),
 ]
 """Those on one worker first."""
-PIPELINES = [("gpipe", 2, 8), ("1f1b", 2, 8), ("1f1b", 4, 8), ("zb-h1", 4, 8)]
 
 
 def digits(split, mesh, large):
@@ -103,25 +100,3 @@ def test_speed_of_a_large_gpt(note, on_workers, arrays):
         **{"share of peak": peak and flops / peak, "bytes held": made.held[0]},
     )
     assert finite
-
-
-@pytest.mark.parametrize(
-    ("arrays", "name", "workers", "microbatches"), on(PIPELINES, [("1f1b", 2, 4)])
-)
-def test_idle_time_of_a_pipeline(note, on_workers, arrays, name, workers, microbatches):
-    """Actions that last as long as they are told: the idle share is the schedule's."""
-    schedule, forward = schedule_on(name, workers, microbatches), 0.02 / LESS[arrays] ** 0.5
-    paced = {"forward": forward, "backward": 2 * forward, "engine": "loop"}
-    cluster = on_workers(arrays, workers)
-    # connections are made in the first one
-    runs = [td.run_schedule(schedule, cluster=cluster, **paced) for _ in range(4)][1:]
-    run = sorted(runs, key=lambda run: run.timeline.bubble_fraction)[1]
-    note(
-        f"idle of {name}, {workers} workers, {microbatches} micro-batches",
-        "timed",
-        **{"ranks": workers, "schedule": name, "devices": workers},
-        **{"measured idle %": 100 * run.timeline.bubble_fraction},
-        **{"simulated idle %": 100 * run.simulated.bubble_fraction},
-        **{"overhead per action": run.timeline.overhead_per_action},
-    )
-    assert run.timeline.bubble_fraction > run.simulated.bubble_fraction - 0.01

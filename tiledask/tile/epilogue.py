@@ -131,7 +131,7 @@ def activation_bytes(m: int, n: int, itemsize: int, arrays: str = "numpy") -> in
 
 
 def _piece(lines: int, length: int, most: int) -> tuple[int, int]:
-    """(lines, elements of one) of a piece of ``most`` elements at most: of whole lines if it can be."""
+    """(lines, elements of one) of a piece of ``most`` elements at most."""
     width = min(length, most)
     return min(lines, most // width), width
 

@@ -26,17 +26,8 @@ import numpy as np
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, namespace
 
-__all__ = [
-    "Opened",
-    "Shared",
-    "Stretches",
-    "Unreachable",
-    "failures",
-    "from_host",
-    "lost",
-    "share",
-    "to_host",
-]
+__all__ = ["Opened", "Shared", "Stretches", "Unreachable", "failures", "from_host", "lost", "share"]
+__all__ += ["to_host"]
 
 MOST_OPEN = 64
 """Allocations of others that are open at a time; each takes a part of the address space."""
@@ -47,10 +38,8 @@ _PITCH = 2**31 - 1
 class Shared(NamedTuple):
     """Where another process finds an array's memory."""
 
-    handle: bytes
-    """The handle of the allocation that it lies in."""
-    offset: int
-    """Bytes from there to the array's first element."""
+    handle: bytes  # Of the allocation that it lies in
+    offset: int  # Bytes from there to the array's first element
 
 
 class Unreachable(KernelError):
@@ -110,17 +99,14 @@ def _base(pointer: int) -> int:
 class Stretches(NamedTuple):
     """The bytes of a part of an array, in the order in which they are copied."""
 
-    starts: np.ndarray
-    """Bytes from the array's first element to each stretch."""
-    rows: int
-    """Rows of a stretch."""
-    pitch: int
-    """Bytes from row to row."""
-    width: int
-    """Bytes of a row."""
+    starts: np.ndarray  # Bytes from the array's first element to each stretch
+    rows: int  # Of a stretch
+    pitch: int  # Bytes from row to row
+    width: int  # Bytes of a row
 
     @property
     def nbytes(self) -> int:
+        """All that is copied."""
         return len(self.starts) * self.rows * self.width
 
 
@@ -128,28 +114,25 @@ def to_host(x: Array, part: Stretches) -> np.ndarray:
     """``part`` of ``x``, which nothing writes, as bytes; other work on the GPU goes on."""
     found = np.empty(part.nbytes, np.uint8)
     with x.device:
-        kind = namespace("cupy").cuda.runtime.memcpyDeviceToHost
-        _copy(_stream(), x.data.ptr, part, found.ctypes.data, kind)
+        _copy(x.data.ptr, part, found.ctypes.data, "DeviceToHost")
     return found
 
 
 def from_host(flat: np.ndarray, into: Array) -> None:
     """Fill the start of ``into`` (uint8) with the bytes ``flat``; returns when that is done."""
+    whole = Stretches(np.zeros(1, np.int64), 1, flat.nbytes, flat.nbytes)
     with into.device:
-        kind = namespace("cupy").cuda.runtime.memcpyHostToDevice
-        whole = Stretches(np.zeros(1, np.int64), 1, flat.nbytes, flat.nbytes)
-        _copy(_stream(), flat.ctypes.data, whole, into.data.ptr, kind)
+        _copy(flat.ctypes.data, whole, into.data.ptr, "HostToDevice")
 
 
-def _stream() -> Any:
-    """A stream that does not wait for the kernels of others."""
-    return namespace("cupy").cuda.Stream(non_blocking=True)
+def _copy(first: int, part: Stretches, to: int, way: str, stream: Any = None) -> None:
+    """Copy ``part`` of what begins at ``first``; returns when that is done, or has failed.
 
-
-def _copy(stream: Any, first: int, part: Stretches, to: int, kind: int) -> None:
-    """Copy ``part`` of what begins at ``first``; returns when that is done, or has failed."""
-    runtime = namespace("cupy").cuda.runtime
-    starts, rows, pitch, width = part
+    By default on a stream that does not wait for the kernels of others.
+    """
+    cuda = namespace("cupy").cuda
+    stream, runtime = stream or cuda.Stream(non_blocking=True), cuda.runtime
+    kind, (starts, rows, pitch, width) = getattr(runtime, f"memcpy{way}"), part
     if not part.nbytes:
         return
     if rows > 1 and not width <= pitch <= _PITCH:
@@ -196,9 +179,8 @@ class Opened:
             if self._over:
                 raise InterruptedError("what other processes shared was closed")
             first = self._open(pid, shared) + shared.offset
-            self._stream = self._stream or _stream()
-            kind = namespace("cupy").cuda.runtime.memcpyDeviceToDevice
-            _copy(self._stream, first, part, into.data.ptr, kind)
+            self._stream = self._stream or namespace("cupy").cuda.Stream(non_blocking=True)
+            _copy(first, part, into.data.ptr, "DeviceToDevice", self._stream)
 
     def close(self, timeout: float = 10.0) -> None:
         """Close all, after the copy that is under way; nothing is opened any more."""

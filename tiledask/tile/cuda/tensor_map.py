@@ -26,11 +26,7 @@ _LIBRARY = "libcuda.so.1"
 
 @lru_cache(1024)
 def encode(
-    dtype: str,
-    address: int,
-    sizes: tuple[int, ...],
-    strides: tuple[int, ...],
-    box: tuple[int, ...],
+    dtype: str, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
 ) -> np.ndarray:
     """A CUtensorMap, as an array of one element that a launch passes by value.
 
@@ -46,16 +42,10 @@ def encode(
     room = np.zeros(MAP.itemsize + _BOUNDARY, np.uint8)
     begin = -room.ctypes.data % _BOUNDARY
     made = room[begin : begin + MAP.itemsize].view(MAP)
+    matrix = (ctypes.c_uint64 * rank)(*sizes), (ctypes.c_uint64 * (rank - 1))(*strides)
+    taken = (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
     result = driver.cuTensorMapEncodeTiled(
-        made.ctypes.data,
-        _TYPES[dtype],
-        rank,
-        address,
-        (ctypes.c_uint64 * rank)(*sizes),
-        (ctypes.c_uint64 * (rank - 1))(*strides),
-        (ctypes.c_uint32 * rank)(*box),
-        (ctypes.c_uint32 * rank)(*[1] * rank),
-        *_HOW,
+        made.ctypes.data, _TYPES[dtype], rank, address, *matrix, *taken, *_HOW
     )
     if result:
         raise KernelError(
@@ -74,14 +64,8 @@ def _driver() -> ctypes.CDLL:
     arrays = [ctypes.POINTER(t) for t in (ctypes.c_uint64, ctypes.c_uint64, number, number)]
     try:
         found = ctypes.CDLL(_LIBRARY)
-        found.cuTensorMapEncodeTiled.argtypes = [
-            address,
-            kind,
-            number,
-            address,
-            *arrays,
-            *[kind] * 4,
-        ]
+        first = [address, kind, number, address]
+        found.cuTensorMapEncodeTiled.argtypes = [*first, *arrays, *[kind] * 4]
     except (OSError, AttributeError) as error:
         raise KernelError(
             f"the NVIDIA driver's library {_LIBRARY} does not make tensor maps ({error}); they "
