@@ -288,47 +288,6 @@ def _checkpoint():
     return [b"%d\n" % n + data for n, data in enumerate(held)], read
 
 
-def _records():
-    from tiledask.distributed.out_of_core.journal import Journal
-
-    def read(path: Path, given: str) -> None:
-        journal = Journal(str(path))
-        journal.path.write_bytes(given.encode("utf-8", "surrogatepass"))
-        with contextlib.suppress(ConfigError):
-            journal.read({}, (4, 4))
-
-    return [json.dumps({"A": {"shape": [4, 4]}, "cuts": {"rows": [0, 4]}}) + "\n"], read
-
-
-def _learner():
-    from tiledask.lab.learner.kept import Kept
-
-    known = {"predictions": {"p": {"said": 4, "at": "x"}}, "tasks": {"24-on-4": {"tries": 2}}}
-    return [json.dumps(known)], _in_file(lambda path: _shown(Kept("x", path)))
-
-
-def _notebook():
-    from tiledask.lab.learner.copies import copy_walkthroughs, refresh
-
-    out = {"output_type": "display_data", "data": {"text/plain": "x"}, "metadata": {}}
-    out["data"]["application/vnd.jupyter.widget-view+json"] = {"model_id": "1"}
-    cell = {"cell_type": "code", "source": ["1 + 1"], "metadata": {"tags": []}, "outputs": [out]}
-    cell["execution_count"] = None
-    whole = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    course = Path("course").resolve()
-    course.mkdir()
-    (course / "01_x.ipynb").write_text(json.dumps(whole))
-
-    def read(path: Path, given: str) -> None:
-        path.mkdir()
-        # a learner's folder, in any state
-        (path / "01_x.ipynb").write_bytes(given.encode("utf-8", "surrogatepass"))
-        copy_walkthroughs(course, path)
-        refresh(path)
-
-    return [json.dumps(whole)], read
-
-
 COMMANDS = (
     "fit gpt2 4xT4 --dp 2 --pp 2 --zero 1 --recompute full",
     "fit gpt-200b 160xA100-40GB --dp 4 --tp 8 --pp 5 --critique --partition 12,14,14,14,12",
@@ -422,8 +381,5 @@ READERS = {
     "zarr": _zarr,
     "index": _index,
     "checkpoint": _checkpoint,
-    "records of a product": _records,
-    "learner": _learner,
-    "notebook": _notebook,
     "command": _commands,
 }

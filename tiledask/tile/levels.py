@@ -32,8 +32,8 @@ class TileTraffic:
     memory wherever a cache in between keeps tiles for its neighbours.
 
     >>> t = traffic(4096, 4096, 4096, tile=32, itemsize=4)
-    >>> t, t.tile_intensity
-    (TileTraffic(17.18 GB loaded, 8 FLOP per byte of them, 2097152 tile products of 32x32x32), 8.0)
+    >>> t
+    TileTraffic(17.18 GB loaded, 8 FLOP per byte of them, 2097152 tile products of 32x32x32)
     """
 
     m: int
@@ -66,19 +66,11 @@ class TileTraffic:
     def intensity(self) -> float:
         """FLOP per byte of A and B loaded, over the whole product; C is not counted.
 
-        Equals `tile_intensity` where the tile divides m and n, and lies below it elsewhere.
+        2 tm tn / ((tm + tn) itemsize) where the tile divides m and n, a function of the tile alone;
+        below it elsewhere. How the product around it was cut, over how many devices, and how large
+        it is, does not enter.
         """
         return self.flops / self.loaded
-
-    @property
-    def tile_intensity(self) -> float:
-        """FLOP per byte of A and B loaded by one full tile product; C is not counted.
-
-        2 tm tn tk / ((tm tk + tk tn) itemsize): a function of the tile alone. How the product
-        around it was cut, over how many devices, and how large it is, does not enter.
-        """
-        tm, tn, tk = self.tile
-        return 2 * tm * tn * tk / ((tm * tk + tk * tn) * self.itemsize)
 
     def __repr__(self) -> str:
         extent = "x".join(map(str, self.tile))

@@ -211,28 +211,21 @@ def test_wgmma_agrees_with_float64(gpu, case):
     gpu.loads(case, WGMMA, NARROW)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(6))
-def test_whoever_is_slow_and_whenever_things_land(gpu, clusters, seed):
-    clusters(2)
-    gpu.loads(replace(ODD, seed=seed), WGMMA, NARROW)
+ODDLY = {"m": 500, "n": 300, "k": 420}
+OVER_C = [
+    *((replace(ODD, seed=seed), NARROW, 2) for seed in range(6)),  # whoever is slow
+    *((replace(BASE, m=140, n=272, layouts=how), WIDE, 2) for how in ("CCC", "FFC")),
+    (replace(BASE, m=100, n=272, beta=1.0), WIDE, 2),
+    *((replace(BASE, **ODDLY), tile, 1) for tile in (NARROW, WIDE)),
+    *((replace(EVERYTHING, **ODDLY, out_dtype=out), WIDE, 1) for out in ("bfloat16", "float32")),
+]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("layouts", ["CCC", "FFC"])
-def test_the_wide_tile(gpu, layouts):
-    wide = replace(BASE, m=140, n=272, layouts=layouts)
-    for case in (wide, replace(wide, m=100, beta=1.0)):
-        gpu.loads(case, WGMMA, WIDE)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("ending", [{}, {"alpha": 0.5, **ALL}], ids=["plain", "everything"])
-@pytest.mark.parametrize("out", ["bfloat16", "float32"])
-@pytest.mark.parametrize("tile", [NARROW, WIDE])
-def test_blocks_alone(gpu, clusters, tile, out, ending):
-    clusters(1)
-    gpu.loads(replace(BASE, m=500, n=300, k=420, out_dtype=out, **ending), WGMMA, tile)
+@pytest.mark.few(4)
+@pytest.mark.parametrize(("case", "tile", "cluster"), OVER_C, ids=str)
+def test_wgmma_with_either_tile_blocks_alone_and_in_pairs(gpu, clusters, case, tile, cluster):
+    clusters(cluster)
+    gpu.loads(case, WGMMA, tile)
 
 
 COUNTED = [(BASE, 2), (BASE, 1), (ODD, 2), (replace(BASE, m=9, n=7, k=17), 1)]
@@ -286,9 +279,7 @@ OF_THE_TEXTBOOK = faults(r"""
 tiles read before they are complete: __syncthreads();  // both => // both
 tiles overwritten while they are read: __syncthreads();  // everyone => // everyone
 one row too many is loaded: row < rows - row0 => row <= rows - row0
-one column too many is stored: x < n - col0 => x <= n - col0
 A is read transposed: at(a_tile, y, p) => at(a_tile, p, y)
-C is stored transposed: row0 + y, col0 + x, sum => row0 + x, col0 + y, sum
 the last steps along k are lost: step < k; => step + TILE <= k;
 column-major tiles land transposed:
     col = column_major ? threadIdx.y : threadIdx.x => col = threadIdx.x
@@ -312,7 +303,6 @@ sums are put where others still read:
     __syncthreads();  // everyone has read the last => // everyone has read the last
 a row too many is copied: lines ? max( => lines + 1 ? max(
 k does not advance in a turned operand: TURNED ? TILE_K * line : TILE_K => TILE_K
-two lanes own the same row: lane >> 1 & 1 | lane >> 2 & 6 => lane >> 2 & 7
 the same fragments again: (sums, fragments[p % 2]) => (sums, fragments[0])
 rows that come next do not move up: x[q / 4][q % 4] = x[q / 4 + 1][q % 4] =>
 a ragged band is walked as if it were whole: min(RASTER, down - band * RASTER) => RASTER
@@ -322,14 +312,12 @@ nobody waits for the first stage:
     copies_wait<STAGES - 2>();
     __syncthreads();  // the first => __syncthreads();  //
 a stage is refilled while others read it: __syncthreads();  // the next => // the next
-fragments of the wrong step along k: (i + 1) % STEPS * STEP_K => i % STEPS * STEP_K
 no edge is looked for along k: && left >= TILE_K =>
 a turned operand is not transposed: ldmatrix_transposed(r, => ldmatrix(r,
 chunks are not where they were put:
     panel + Layout::at(start + e, p + d + lane % 8)
     => panel + Layout::at(start + e, p + d) + lane % 8 * Layout::PITCH
 B's halves change places: [j % 2 * 2], f.b => [j % 2 * 2 + 1], f.b
-rows 8 apart are put in one: to + 8 * ROW_PITCH => to + ROW_PITCH
 lanes read rows before they are put: __syncwarp();  // all lanes have put => //
 """)
 OF_THE_EPILOGUE = faults(r"""
@@ -339,7 +327,6 @@ the bias of a column too many: column < right => column <= right
 the bias of another pair: bias[2 * p + q % 2] => bias[2 * r + q % 2]
 beta is forgotten: y[q] += e.beta * => y[q] +=
 alpha is forgotten: y[q] *= e.alpha; =>
-neighbours are exchanged: q % 2 ? held[q / 2].y => q % 2 == 0 ? held[q / 2].y
 what goes to C goes beside it: write(c.before, y); => write(c.data, y);
 """)
 """In what all kernels but the first do with their sums (epilogue.cuh)."""
@@ -356,8 +343,6 @@ no fence before the products: wgmma_begin();\n =>
 too many bytes are announced:
     barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES)
     => barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES + 16)
-B is not shared with the neighbour:
-    everyone = (1 << CLUSTER) - 1 => everyone = 1 << cluster_rank()
 the next tile overwrites the panels: if (thread == 0) stores_have_read(); =>
 only one consumer is waited for: CONSUMERS * CLUSTER); => CLUSTER);
 the neighbour's producer is not told: if (thread < CLUSTER) barrier => if (thread < 1) barrier
@@ -366,11 +351,8 @@ barriers are used before they are made: cluster_sync();\n\n => \n
 the tile of C is not fenced: tile_writes_done();\n =>
 the last tile of C never leaves: if (thread == 0) stores_are_done(); =>
 C is not swizzled: (byte % ROW_BYTES / 16 ^ r % 8) * 16 => byte % ROW_BYTES / 16 * 16
-both consumers multiply the same rows:
-    descriptor(s.a(stage) + consumer * PANEL_BYTES, => descriptor(s.a(stage),
 the descriptor of A has the wrong stride:
     PANEL_BYTES, 8 * ROW_BYTES); => PANEL_BYTES, 4 * ROW_BYTES);
-steps of k are taken twice: i * (A_TURNED ? 16 * ROW_BYTES : 32) => 0
 turned halves of A are mixed up: row + half * ROWS, k0, => row + (1 - half) * ROWS, k0,
 the first step adds to what the registers held: add || i > 0 => true
 a step of k is lost:

@@ -52,6 +52,20 @@ template <class T> struct Result {
     __device__ inline stride_t at(int i, int j) const { return i * row + j * col; }
 };
 
+// The corner of a tile of C.
+struct Place { int row, col; };
+
+const int RASTER = 8;  // rows of tiles that are walked column by column, for the sake of L2
+
+// Tiles are numbered in bands of RASTER rows of tiles, in a band column by column: blocks that run at
+// the same time share rows of A and columns of B.
+template <int ROWS, int COLS> __device__ inline Place place_of(int tile, int m, int n) {
+    const int down = (m + ROWS - 1) / ROWS, across = (n + COLS - 1) / COLS;
+    const int band = tile / (RASTER * across), within = tile - band * RASTER * across;
+    const int rows = min(RASTER, down - band * RASTER);
+    return Place{(band * RASTER + within % rows) * ROWS, within / rows * COLS};
+}
+
 // GELU by its tanh form, as tiledask.tile.gelu has it, without tanh, which has branches:
 //
 //   x/2 (1 + tanh u) = x / (1 + e^-2u),  u = sqrt(2 / pi) (x + 0.044715 x^3)

@@ -121,7 +121,7 @@ mma_multistage(int m, int n, int k,
                OUT* c, OUT* before, stride_t c_row, stride_t c_col,
                float alpha, float beta, const float* bias) {
     TYPE* memory = reinterpret_cast<TYPE*>(dynamic_shared());
-    const Place tile = place_of(blockIdx.x, m, n), warp = place_of_warp();
+    const Place tile = place_of<TILE_M, TILE_N>(blockIdx.x, m, n), warp = place_of_warp();
     const int steps = (k + TILE_K - 1) / TILE_K;
     Copier<TYPE, TILE_M, A_TURNED, LayoutA> copy_a(a, A_TURNED ? a_col : a_row, tile.row, m);
     Copier<TYPE, TILE_N, B_TURNED, LayoutB> copy_b(b, B_TURNED ? b_row : b_col, tile.col, n);

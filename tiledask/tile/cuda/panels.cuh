@@ -26,21 +26,8 @@ const int WARPS_DOWN = TILE_M / WARP_M, WARPS_ACROSS = TILE_N / WARP_N;
 const int THREADS = 32 * WARPS_DOWN * WARPS_ACROSS;
 const int BLOCKS = TILE_M * TILE_N > 128 * 128 ? 1 : 2;  // per multiprocessor: sums fill registers
 
-const int RASTER = 8;  // rows of tiles that are walked column by column, for the sake of L2
-
 static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "TILE_M, TILE_N: 32, 64, 128, 192...");
 static_assert(STAGES >= 2, "one stage is multiplied while others are filled");
-
-struct Place { int row, col; };
-
-// Tiles are numbered in bands of RASTER rows of tiles, in a band column by column: blocks that run at
-// the same time share rows of A and columns of B.
-__device__ inline Place place_of(int tile, int m, int n) {
-    const int down = (m + TILE_M - 1) / TILE_M, across = (n + TILE_N - 1) / TILE_N;
-    const int band = tile / (RASTER * across), within = tile - band * RASTER * across;
-    const int rows = min(RASTER, down - band * RASTER);
-    return Place{(band * RASTER + within % rows) * TILE_M, within / rows * TILE_N};
-}
 
 // The corner of this warp's part within the block's tile.
 __device__ inline Place place_of_warp() {

@@ -106,7 +106,7 @@ sgemm_warptiled(int m, int n, int k,
                 OUT* c, OUT* before, stride_t c_row, stride_t c_col,
                 float alpha, float beta, const float* bias) {
     float* memory = reinterpret_cast<float*>(dynamic_shared());
-    const Place tile = place_of(blockIdx.x, m, n), warp = place_of_warp();
+    const Place tile = place_of<TILE_M, TILE_N>(blockIdx.x, m, n), warp = place_of_warp();
     const Lane lane;
     const int steps = (k + TILE_K - 1) / TILE_K;
     Copier<float, TILE_M, A_TURNED, LayoutA> copy_a(a, A_TURNED ? a_col : a_row, tile.row, m);

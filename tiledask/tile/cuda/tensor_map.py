@@ -6,6 +6,7 @@ boundary of 64 bytes, which the bindings' own object does not have.
 
 import ctypes
 from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -61,11 +62,11 @@ def encode(
 def _driver() -> ctypes.CDLL:
     """The driver's library, its functions declared as in cuda.h."""
     number, address, kind = ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int
-    arrays = [ctypes.POINTER(t) for t in (ctypes.c_uint64, ctypes.c_uint64, number, number)]
+    arrays = map(ctypes.POINTER, (ctypes.c_uint64, ctypes.c_uint64, number, number))
+    types: list[Any] = [address, kind, number, address, *arrays, *[kind] * 4]
     try:
         found = ctypes.CDLL(_LIBRARY)
-        first = [address, kind, number, address]
-        found.cuTensorMapEncodeTiled.argtypes = [*first, *arrays, *[kind] * 4]
+        found.cuTensorMapEncodeTiled.argtypes = types
     except (OSError, AttributeError) as error:
         raise KernelError(
             f"the NVIDIA driver's library {_LIBRARY} does not make tensor maps ({error}); they "

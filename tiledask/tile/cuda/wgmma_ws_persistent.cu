@@ -44,7 +44,6 @@ const int A_BYTES = TILE_M * TILE_K * 2, B_BYTES = TILE_K * TILE_N * 2;
 const int STAGE_BYTES = A_BYTES + B_BYTES;
 const int PANEL_BYTES = ROWS * ROW_BYTES;
 
-const int RASTER = 8;  // rows of clusters that are walked column by column, for the sake of L2
 const int LINE_COLS = ROW_BYTES / sizeof(OUT);  // of C
 
 // Columns whose C and bias are asked for at once: as many as there are registers for, which addresses
@@ -85,17 +84,11 @@ struct Ring {
     }
 };
 
-// A tile of C for this block: its corner.
-struct Place { int row, col; };
-
-// Tiles are numbered in bands of RASTER rows of clusters, in a band column by column: blocks that run at the same time share rows of A and columns of B.
-__device__ inline Place place_of(int t, int m, int n) {
-    const int down = (m + TILE_M * CLUSTER - 1) / (TILE_M * CLUSTER);
-    const int across = (n + TILE_N - 1) / TILE_N;
-    const int band = t / (RASTER * across), within = t % (RASTER * across);
-    const int rows = min(RASTER, down - band * RASTER);
-    const int cluster_row = band * RASTER + within % rows;
-    return Place{(cluster_row * CLUSTER + cluster_rank()) * TILE_M, within / rows * TILE_N};
+// The tile of C of this block in the cluster's tile number `t`.
+__device__ inline Place place_of_block(int t, int m, int n) {
+    Place at = place_of<TILE_M * CLUSTER, TILE_N>(t, m, n);
+    at.row += cluster_rank() * TILE_M;
+    return at;
 }
 
 __device__ inline void load_a(const Shared& s, int stage, const TensorMap& map, int row, int k0) {
@@ -126,7 +119,7 @@ __device__ inline void produce(const Shared& s, const TensorMap& map_a, const Te
                                int m, int n, int k, int first, int tiles, int step) {
     Ring ring = {0, 0};
     for (int tile = first; tile < tiles; tile += step) {
-        const Place at = place_of(tile, m, n);
+        const Place at = place_of_block(tile, m, n);
         for (int k0 = 0; k0 < k; k0 += TILE_K) {
             barrier_wait(s.empty(ring.stage), ring.parity ^ 1);
             barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES);
@@ -235,7 +228,7 @@ __device__ inline void consume(const Shared& s, const TensorMap& map_c, const Re
     const int thread = threadIdx.x % GROUP_THREADS;
     Ring ring = {0, 0};
     for (int tile = first; tile < tiles; tile += step) {
-        const Place at = place_of(tile, m, n);
+        const Place at = place_of_block(tile, m, n);
         if (HAS_BETA && PAIRS) fetch_c(c, at, consumer, m, n);
         float sums[TILE_N / 2];
         int before = 0;  // the stage multiplied last
