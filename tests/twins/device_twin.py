@@ -196,11 +196,8 @@ class Module:
     @property
     def lib(self) -> Any:
         """``lib.stride_tricks``, with CuPy's arguments."""
-        tricks = SimpleNamespace(
-            as_strided=lambda x, shape=None, strides=None: ndarray(
-                np.lib.stride_tricks.as_strided(x.host, shape, strides)
-            )
-        )
+        view = lifted(np.lib.stride_tricks.as_strided)
+        tricks = SimpleNamespace(as_strided=lambda x, shape, strides: view(x, shape, strides))
         return SimpleNamespace(stride_tricks=tricks)
 
     def __getattr__(self, name: str) -> Any:

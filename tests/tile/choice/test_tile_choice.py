@@ -97,7 +97,7 @@ def test_occupancy_is_how_many_blocks_fit(name, threads, registers, kept):
     found = td.tile.occupancy(config, device)
     assert found.blocks == resident(config, device)
     assert found.blocks in [allowed for what, allowed in found.limits if what in found.binding]
-    assert 0 <= found.share <= 1
+    assert found.blocks * found.warps <= found.most_warps
 
 
 def test_occupancy_of_a_published_kernel():
@@ -106,7 +106,7 @@ def test_occupancy_of_a_published_kernel():
     config = Config("smem", (32, 32, 32), (1, 32), 1024, 4, "fp32", registers=37)
     found = td.tile.occupancy(config, "A10")
     assert dict(found.limits) == {"registers": 1, "shared memory": 11, "threads": 1, "blocks": 16}
-    assert (found.blocks, int(100 * found.share)) == (1, 66)
+    assert (found.blocks, 100 * found.warps // found.most_warps) == (1, 66)
     assert found.binding == "registers and threads"
 
 

@@ -50,9 +50,12 @@ def level_at_fault(size: int, workers: int, device: str, largest: float) -> Name
 def carried_tile(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> Names:
     """Shared memory, occupancy, waves and bound of both tiles on the new device."""
 
+    def time(e: Levels) -> tuple[float, ...]:  # where one level bounds two alike, the others decide
+        return e.seconds, sum(e.times.values()), e.levels[1].moved, -e.config.stages
+
     def best_on(device: str) -> Levels:
         if found := td.tile.candidates(kernel, device):
-            return td.tile.order(m, n, k, found, device)[0]
+            return min((td.tile.predict(m, n, k, each, device) for each in found), key=time)
         why = refusal(td.tile.config_of(kernel), device)
         raise ConfigError(f"{kernel} does not run on {device}: {why}; take smem_tiled")
 
@@ -87,8 +90,8 @@ def _numbers(
 
     ``rows``: of C, of each worker, where they are dealt out by rows; ``down``: whether neighbouring
     threads read down a column."""
-    found = [c for c in td.tile.candidates(kernel, device) if c.block == (tile,) * 3]
-    config = found[0] if found else td.tile.config_of(kernel)
+    square = (c for c in td.tile.configs[kernel] if c.block == (tile,) * 3)
+    config = next(square, td.tile.config_of(kernel))
     on_one, peak = td.tile.occupancy(config, device), load_device(device).peak(config.peak)
     (p, q), C = grid, size**2
     block = even(size, p)[0] * even(size, q)[0]

@@ -16,7 +16,7 @@ waves, as many at a time as there are slots, in the order of `raster`:
 What a wave needs of A and B streams along k through L2 once, whoever of the wave uses it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -34,7 +34,7 @@ from tiledask.tile.choice.config import (
 )
 from tiledask.tile.levels import traffic
 
-__all__ = ["Level", "Levels", "dram_loads", "levels_of", "order", "predict", "raster", "ridge"]
+__all__ = ["Level", "Levels", "dram_loads", "levels_of", "predict", "raster", "ridge"]
 __all__ += ["waves"]
 
 _MOST_WAVES = 5_000
@@ -306,22 +306,6 @@ def predict(
     if why := refusal(config, device):
         raise KernelError(f"{config} cannot run on {device.name}: {why}")
     return levels_of(m, n, k, config, device)
-
-
-def order(
-    m: int, n: int, k: int, candidates: Iterable[Config], device: Device | str
-) -> tuple[Levels, ...]:
-    """The predictions of ``candidates``, the fastest first.
-
-    Those that one level bounds alike are told apart by what the other levels take, and then by the
-    bytes out of L2.
-    """
-
-    def rank(found: Levels) -> tuple[float, float, int, int]:
-        l2 = found["L2 -> shared memory"].moved
-        return found.seconds, sum(found.times.values()), l2, -found.config.stages
-
-    return tuple(sorted((predict(m, n, k, each, device) for each in candidates), key=rank))
 
 
 def ridge(device: Device | str, peak: str = "fp32") -> float:

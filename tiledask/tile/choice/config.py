@@ -277,15 +277,11 @@ class Occupancy:
         """The share of a multiprocessor that has a warp at all: each computes in one quarter."""
         return min(1.0, self.blocks * self.warps / 4)
 
-    @property
-    def share(self) -> float:
-        """Resident warps over those that a multiprocessor can hold; 0 if that is unknown."""
-        return self.blocks * self.warps / self.most_warps if self.most_warps else 0.0
-
     def __repr__(self) -> str:
         blocks = f"{self.blocks} block{'s' * (self.blocks != 1)}"
         warps = f"{self.warps} warp{'s' * (self.warps != 1)}"
-        most = f" ({self.blocks * self.warps} of its {self.most_warps} warps)" * bool(self.share)
+        resident = self.blocks * self.warps
+        most = f" ({resident} of its {self.most_warps} warps)" if resident * self.most_warps else ""
         return f"{blocks} of {warps} per multiprocessor{most}, limited by {self.binding}"
 
 

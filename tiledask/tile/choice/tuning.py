@@ -116,10 +116,12 @@ def tune(
     xp, times, done = namespace(found.arrays), dict[Tile, list[float]](), [0]
     rng, out = xp.random.default_rng(seed), xp.empty((m, n), kind)
     precision = "tf32" if found.tf32 and kind.name not in found.dtypes else None
-    every, bar = len(predicted) * repeats, nullcontext()
-    if progress:
-        bar = showing("measuring tiles", lambda: (done[0], every, ""), "runs", after=0.0)
-    with bar:
+    every = len(predicted) * repeats
+
+    def look() -> tuple[int, int, str]:
+        return done[0], every, ""
+
+    with showing("measuring tiles", look, "runs", after=0.0) if progress else nullcontext():
         for _ in range(repeats):
             # generators know no halves
             a, b = (
