@@ -81,7 +81,10 @@ def starting(names, *prefixes):
 
 def as_configured(config, found, arch):
     """Whether as many blocks fit a multiprocessor as with the registers that ``config`` has: a few
-    more or less, of sources that are still tuned, change nothing else."""
+    more or less, of sources that are still tuned, change nothing else. On the least GPU that runs
+    it; others may take fewer."""
+    if arch == "sm_90" and not config.capability.startswith("9"):
+        return True
     device = {"sm_80": "A100-40GB", "sm_90": "H100"}[arch]
     exact = replace(config, registers=found.registers)
     blocks = occupancy(exact, device).blocks
@@ -216,8 +219,10 @@ PANELS = {
     "sgemm": ("sgemm_warptiled", "float", "float", SGEMM[0]),
     "sgemm, small": ("sgemm_warptiled", "float", "float", SGEMM[1]),
     "bf16": ("mma_multistage", "bf16", "bf16", MMA[0]),
+    "bf16, small": ("mma_multistage", "bf16", "bf16", MMA[1]),
     "fp16 to float32": ("mma_multistage", "f16", "float", MMA[0]),
     "tf32": ("mma_multistage", "float", "float", MMA[2]),
+    "tf32, small": ("mma_multistage", "float", "float", MMA[3]),
 }
 
 
@@ -245,7 +250,7 @@ def test_panels_compile_without_spills_and_two_blocks_fit(tmp_path, arch, varian
     assert found.spilled == found.stack == 0
     assert found.remarks == ()
     tile = PANELS[variant][3]
-    kind = {"bf16": "bfloat16", "fp16 to float32": "float16"}.get(variant, "float32")
+    kind = {"bf16": "bfloat16", "f16": "float16", "float": "float32"}[macros["TYPE"]]
     assert ending != "plain" or as_configured(config_of(name, kind, tile), found, arch)
     # 65,536 registers for two blocks of 128 or 256 threads, 164 and 228 KB of shared memory with
     # 1 KB a block for the system
