@@ -147,7 +147,7 @@ def _claim(bench: Workbench) -> Run:
     def run(**options: Any) -> bytes:
         options = {"scale": 1, "timeout": TIMEOUT} | options
         done = td.run_claim(2_000_000, layout, "80GB", bench.cluster, **options)
-        rows = [(d.slot, row.tensor, row.moment, row.bytes) for d in done.devices for row in d.rows]
+        rows = [(row.place, row.tensor, row.moment, row.bytes) for row in done.measured.rows]
         return repr((rows, done.executed_verdict)).encode()
 
     return run

@@ -13,7 +13,6 @@ from tiledask.distributed.arrays.hosts import (
     arranged,
     crossings,
     heaviest_first,
-    said_of_hosts,
 )
 from tiledask.plan.products.traffic import Traffic
 
@@ -78,9 +77,3 @@ def test_traffic_between_hosts_is_counted_by_rank_and_by_slot():
     assert "hosts" not in repr(moved)
     assert "hosts" not in repr(moved.on("AAA"))
     assert (spread + Traffic.of(4)).between_hosts == 16
-
-
-def test_on_one_host_there_is_nothing_to_say():
-    assert said_of_hosts(Traffic.of(2, [(0, 1, 5)]), "AA", (2,), (), (0, 1)) == ""
-    said = said_of_hosts(Traffic.of(2, [(0, 1, 5)]), "AB", (1, 2), ("dp", "tp"), (0, 1))
-    assert said == "Axis tp crosses 2 hosts: 5 of 5 bytes go between hosts."

@@ -234,7 +234,7 @@ def test_workers_as_if_on_two_hosts_read_no_memory_of_the_other_also_after_a_dea
             assert C.traffic.measured.total > between == C.traffic.predicted.between_hosts > 0
         run = td.train(model, text, td.Mesh(cluster, (1, 2, 2)), **options)
         np.testing.assert_array_equal(run.losses, alone.losses)
-        assert run.placed.startswith("Axis pp crosses 2 hosts: ")
+        assert run.measured.total > run.measured.between_hosts > 0
 
         def summed(rank):
             return rank.group().all_reduce(np.full(10**5, float(rank.index)), algorithm="ring")

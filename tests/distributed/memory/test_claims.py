@@ -19,29 +19,20 @@ from oracles.finished import python
 from oracles.memory_claims import CASES, DECODER, LAYER
 
 import tiledask as td
-from tiledask.distributed import deadlines
 from tiledask.distributed.memory import device_run
-from tiledask.distributed.memory.case import DeviceRole, MemoryCase
+from tiledask.distributed.memory.case import MemoryCase
 from tiledask.distributed.memory.claims import TOLERANCE, run_claim
-from tiledask.distributed.memory.device_run import ClaimTrainer, step
+from tiledask.distributed.memory.device_run import ClaimTrainer, RefusedError, run_device
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import (
-    ConfigError,
-    DeadlineError,
-    PlacementError,
-)
+from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.claims import compare_claims
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import Recipe, State, load_recipe
-from tiledask.tile import probe
+from tiledask.plan.inputs.recipes import load_recipe
+from tiledask.plan.ledger import Ledger
 from tiledask.tile.memory import Pool, Refused
 
 Layout = td.Layout
 TINY = Model(hidden=16, layers=3, heads=4, ffn=24, vocab=19, learned_pos=8, name="tiny")
-DOUBLE = Recipe(
-    "double", "", 8, (State("weights", 8, 3), State("gradients", 8, 2)), "for this test"
-)
-TITLES = dict(zip(("200 B", "26 GB", "30 B", "decoder"), CASES, strict=True))
 
 
 # -- a pool ----------------------------------------------------------------------------------------
@@ -81,9 +72,21 @@ def case_of(model, layout, recipe, sequence=8):
     return MemoryCase(model, layout, load_recipe(recipe), sequence, 10**12)
 
 
-def trainer_of(case, copy=0):
-    """The trainer of one stage that is all of its pipeline."""
-    return ClaimTrainer(case, DeviceRole(copy=copy), Pool())
+def on_stages(case, function):
+    """What ``function(rank)`` returns on each stage's rank, all of them threads."""
+    return run_threads(function, (1, 1, case.stages), timeout=60).results
+
+
+def trained(case):
+    """(its trainer, loss, weights before, arrays by tensor class) of a step of one stage."""
+
+    def work(rank):
+        trainer = ClaimTrainer(rank, case, Pool())
+        arrays = {tensor: dict(units) for tensor, units in trainer.arrays.items()}
+        before = {unit: w.copy() for unit, w in arrays["weights"].items()}
+        return trainer, trainer.trained(), before, arrays
+
+    return on_stages(case, work)[0]
 
 
 def numpy_bytes():
@@ -92,37 +95,35 @@ def numpy_bytes():
     return sum(trace.size for trace in snapshot.traces)
 
 
-def traced_bytes(case, patch, wrap=lambda kernel: kernel):
+def traced_bytes(case, patch):
     """By instruction, (bytes that the pool holds, bytes of NumPy) besides states, once it is
     over."""
-    seen, started, honest = [], [], ClaimTrainer._bind
-    patch.setattr(ClaimTrainer, "_bind", lambda *asked: wrap(honest(*asked)))
-    before_call = device_run._ClaimRunner._call
+    seen, honest = [], device_run._CountingInterpreter._call
 
     def looked(self, each, part):
-        call = before_call(self, each, part)
+        call = honest(self, each, part)
 
         def called(env):
             call(env)
-            if started:
-                seen.append((self.pool.held - started[0], numpy_bytes()))
+            seen.append((self.pool.held, numpy_bytes()))
 
         return called
 
-    patch.setattr(device_run._ClaimRunner, "_call", looked)
-    trainer = trainer_of(case)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        started.append(trainer.pool.held)
-        trainer.trained()
-    finally:
-        tracemalloc.stop()
-    return seen
+    patch.setattr(device_run._CountingInterpreter, "_call", looked)
 
+    def work(rank):
+        pool = Pool()
+        trainer = ClaimTrainer(rank, case, pool)
+        gc.collect()
+        tracemalloc.start()
+        states = pool.held
+        try:
+            trainer.trained()
+        finally:
+            tracemalloc.stop()
+        return [(held - states, found) for held, found in seen]
 
-NUMBERS = 256
-"""Bytes of single numbers: the loss, the number of updates."""
+    return on_stages(case, work)[0]
 
 
 # a process of its own: tracemalloc counts what every thread allocates, a cluster's too
@@ -143,20 +144,9 @@ def test_the_pool_counts_what_numpy_itself_traces(recompute):
     done = python("-c", ALONE.format(recompute=recompute), env=paths, check=True)
     seen = ast.literal_eval(done.stdout)
     tokens = (8 + 1) * 8  # of the micro-batch under way, which the host has besides
-    assert all(0 <= found - held <= tokens + NUMBERS for held, found in seen)
+    numbers = 256  # the loss, the number of updates
+    assert all(0 <= found - held <= tokens + numbers for held, found in seen)
     assert len({held for held, _ in seen}) > 20
-
-
-def measured(case, patch=lambda patch: None):
-    """(what its stages held, what the program says), run on threads."""
-    with pytest.MonkeyPatch.context() as monkey:
-        patch(monkey)
-        runs = run_threads(
-            lambda rank: step(case, DeviceRole(rank.index), rank.index, "numpy", rank),
-            case.layout.pp,
-        ).results
-    assert not any(run.refused for run in runs)
-    return [run.peak for run in runs], [*case.simulated.per_place.values()]
 
 
 LAYOUTS = [
@@ -167,72 +157,57 @@ LAYOUTS = [
     Layout(tp=2, pp=2, microbatches=2),
     *(Layout(dp=3, zero=zero, pp=2, microbatches=2) for zero in range(4)),
 ]
-
-
-@pytest.mark.few(16)
-@pytest.mark.parametrize("recipe", ["mixed-adam-16", "mixed-adam-20", "fp32-momentum"])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_pool_holds_what_the_program_says_to_the_byte(tied, layout, recipe):
-    held, said = measured(case_of(replace(TINY, tied=tied), layout, recipe))
-    assert held == said
-
-
 SHARDED = [
     Layout(dp=2, zero=3, microbatches=2),
     Layout(dp=3, zero=3, pp=2, microbatches=4, schedule="gpipe"),
     Layout(dp=2, tp=2, zero=3, pp=3, microbatches=4, recompute="full"),
 ]
+RUN = [(layout, name) for layout in LAYOUTS for name in ("mixed-adam-20", "fp32-momentum")]
+RUN += [(layout, name) for layout in SHARDED for name in ("fsdp-adam", "mixed-adam-16")]
 
 
-@pytest.mark.parametrize("recipe", ["fsdp-adam", "mixed-adam-16"])
-@pytest.mark.parametrize("layout", SHARDED, ids=str)
+@pytest.mark.few(16)
+@pytest.mark.parametrize(("layout", "recipe"), RUN, ids=str)
 @pytest.mark.parametrize("tied", [True, False])
-def test_shards_are_cast_and_gathered_to_the_byte(tied, layout, recipe):
-    """Single-precision shards, half-precision weights."""
+def test_the_pool_holds_what_the_program_says_to_the_byte(tied, layout, recipe):
+    """Of the last ones with single-precision shards and half-precision weights."""
     case = case_of(replace(TINY, tied=tied), layout, recipe)
-    held, said = measured(case)
-    assert held == said
-    gathers = (op for op in case.program.roles[0].ops if op.name == "all_gather")
-    assert {op["itemsize"] for op in gathers} == {2}
+    runs = on_stages(case, lambda rank: run_device(rank, case))
+    held = Ledger.of(row for rows, _ in runs for row in rows)
+    assert held.per_place == case.simulated.per_place
 
 
 def test_a_copy_that_is_cast_computes_what_half_weights_do():
     """The same loss to the bit, whatever the shards' width."""
-    losses = []
+    losses = set()
     for recipe in ("mixed-adam-16", "fsdp-adam"):
-        layout = Layout(dp=2, zero=3, microbatches=2)
-        trainer = trainer_of(case_of(TINY, layout, recipe))
-        before = trainer.arrays["weights"]["layer 0"].copy()
-        losses.append(trainer.trained())
-        assert np.any(trainer.arrays["weights"]["layer 0"] != before)
-        trainer.close()
-    assert len(set(losses)) == 1
-    assert losses[0] == pytest.approx(np.log(TINY.vocab), rel=0.02)
+        case = case_of(TINY, Layout(dp=2, zero=3, microbatches=2), recipe)
+        _, loss, before, arrays = trained(case)
+        assert np.any(arrays["weights"]["layer 0"] != before["layer 0"])
+        losses.add(loss)
+    (loss,) = losses
+    assert loss == pytest.approx(np.log(TINY.vocab), rel=0.02)
 
 
-GATHERED = Layout(dp=2, zero=3, pp=2, microbatches=4, schedule="gpipe")
-
-
-@pytest.mark.parametrize("capacity", range(60_000, 120_000, 5_000))
+@pytest.mark.parametrize("capacity", range(60_000, 120_000, 10_000))
 @pytest.mark.parametrize(
     ("layout", "recipe"),
     [
-        (GATHERED, "fsdp-adam"),
+        (Layout(dp=2, zero=3, pp=2, microbatches=4, schedule="gpipe"), "fsdp-adam"),
         (Layout(pp=3, microbatch=4, microbatches=4, schedule="gpipe"), "mixed-adam-16"),
     ],
 )
 def test_a_refusal_anywhere_ends_all_stages(layout, recipe, capacity):
     case = replace(case_of(TINY, layout, recipe), capacity=capacity)
-    needed = [*case.simulated.per_place.values()]
-    if max(needed) <= capacity:
-        runs = run_threads(device_run.run_stage, layout.pp, case, timeout=20).results
-        assert [run.peak for run in runs] == needed
+    needed = case.simulated.per_place
+    if max(needed.values()) <= capacity:
+        assert len(on_stages(case, lambda rank: run_device(rank, case))) == layout.pp
         return
-    with pytest.raises(device_run.StageRefusedError) as caught:
-        run_threads(device_run.run_stage, layout.pp, case, timeout=20)
-    (run,) = caught.value.args
-    assert run.peak <= capacity < run.refused.needed <= needed[run.role.stage]
+    with pytest.raises(RefusedError) as caught:
+        on_stages(case, lambda rank: run_device(rank, case))
+    rows, refused = caught.value.args
+    ((stage, peak),) = Ledger.of(rows).per_place.items()
+    assert peak <= capacity < refused.needed <= needed[stage]
 
 
 @pytest.mark.parametrize("what", [TINY, 10_000])
@@ -242,149 +217,66 @@ def test_nothing_is_left_when_a_device_is_done(monkeypatch, what, capacity):
     pools = []
     monkeypatch.setattr(device_run, "Pool", lambda *a: pools.append(Pool(*a)) or pools[-1])
     case = replace(case_of(what, Layout(), "mixed-adam-16"), capacity=capacity)
-    gc.disable()
-    try:
-        run = step(case, DeviceRole(), 0, "numpy")
-    finally:
-        gc.enable()
-    assert (run.refused is None) == (capacity > 30_000)
-    assert [pool.held for pool in pools] == [0]
-
-
-def stepped(case, change=None):
-    """(loss, weights before, gradients) of all stages, each flat."""
-    got = {}
 
     def work(rank):
-        trainer = ClaimTrainer(case, DeviceRole(rank.index), Pool(), rank=rank)
-        arrays = trainer.arrays
-        if change:
-            for unit, w in arrays["weights"].items():
-                w += change[rank.index][unit]
-        before = {unit: w.copy() for unit, w in arrays["weights"].items()}
-        got[rank.index] = trainer.trained(), before, arrays["gradients"]
+        gc.disable()
+        try:
+            run_device(rank, case)
+        except RefusedError:
+            return "refused", pools[0].held
+        finally:
+            gc.enable()
+        return "done", pools[0].held
 
-    run_threads(work, case.layout.pp)
-    return [got[stage] for stage in range(case.layout.pp)]
-
-
-@pytest.mark.few(5)
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("pp", [1, 2])
-@pytest.mark.parametrize("tied", [True, False])
-def test_gradients_are_the_derivative_of_the_loss(pp, recompute, tied):
-    model = replace(TINY, tied=tied)
-    layout = Layout(pp=pp, microbatch=2, microbatches=2, recompute=recompute)
-    case = case_of(model, layout, DOUBLE, 6)
-    stages, rng, eps = stepped(case), np.random.default_rng(0), 2e-6
-    ways = [
-        {unit: rng.standard_normal(w.shape) for unit, w in weights.items()}
-        for _, weights, _ in stages
-    ]
-    slope = sum(
-        gradients[unit] @ way
-        for (_, _, gradients), of in zip(stages, ways, strict=True)
-        for unit, way in of.items()
-    )
-    losses = []
-    for sign in (1, -1):
-        change = [{unit: sign * eps * way for unit, way in of.items()} for of in ways]
-        losses.append(stepped(case, change)[-1][0])
-    assert (losses[0] - losses[1]) / (2 * eps) == pytest.approx(slope, rel=1e-6)
-    assert abs(slope) > 1e-3
+    assert on_stages(case, work) == [("done" if capacity > 30_000 else "refused", 0)]
 
 
 @pytest.mark.parametrize("copies", [4, 7])
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_zero_leaves_each_copy_its_share_of_the_same_step(zero, copies):
+def test_zero_leaves_a_copy_its_share_of_the_same_step(zero, copies):
     recipe = "fp32-adam" if copies == 4 else "fp32-momentum"
-    alone = case_of(TINY, Layout(), recipe)
-    whole = trainer_of(alone)
-    whole.trained()
-    case = case_of(TINY, Layout(dp=copies, zero=zero), recipe)
-    found = []
-    for copy in range(copies):
-        trainer = trainer_of(case, copy)
-        trainer.trained()
-        found.append(trainer)
+    *_, whole = trained(case_of(TINY, Layout(), recipe))
+    trainer, *_, arrays = trained(case_of(TINY, Layout(dp=copies, zero=zero), recipe))
     # of 4 copies a loss is divided, and summed up again, without a rounding
     within = {"rtol": 0, "atol": 0} if copies == 4 else {"rtol": 2e-6, "atol": 1e-7}
-    for tensor, units in whole.arrays.items():
+    for tensor, units in whole.items():
         for unit, array in units.items():
-            for trainer in found:
-                part, mine = trainer.parts[unit], trainer.arrays[tensor][unit]
-                if not trainer.sharded[tensor]:
-                    mine = mine[part]
-                np.testing.assert_allclose(mine, array[part], **within)
-    sizes = [sum(map(len, trainer.arrays["momentum"].values())) for trainer in found]
-    assert sum(sizes) == TINY.parameters
+            part, mine = trainer.parts[unit], arrays[tensor][unit]
+            mine = mine if trainer.sharded[tensor] else mine[part]
+            np.testing.assert_allclose(mine, array[part], **within)
 
 
 # -- claims, run -----------------------------------------------------------------------------------
 
 ON_CLUSTER = pytest.mark.cluster
-
-
-def verdicts(runs):
-    return {name: run.executed_verdict == "fits" for name, run in runs.items()}
-
-
-def fits(text):
-    """By name, whether it fits: "-" is before what does not."""
-    return {name.removeprefix("-"): name[0] != "-" for name in text.split("; ")}
-
-
-@ON_CLUSTER
-def test_200_billion_on_40_gb(cluster):
-    """At 1:10,000 here: caps of 4 MB."""
-    runs = {
-        name: run_claim(**arguments, cluster=cluster, scale=10_000)
-        for name, arguments in CASES[TITLES["200 B"]].items()
-    }
-    assert verdicts(runs) == fits(
-        "-full copies, fp16 weights; -full copies, training; 10 slices, fp16 weights; "
-        "-ZeRO-3 on 79; ZeRO-3 on 80"
-    )
-    assert all(run.agrees for run in runs.values())
-    assert runs["10 slices, fp16 weights"].measured.per_place == dict.fromkeys(range(10), 4 * 10**6)
-    assert runs["full copies, training"].refused.needed >= 10 * 4 * 10**6
-    assert "1 of 80 devices were run" in runs["ZeRO-3 on 80"]._repr_html_()
+EXPECTED = {
+    "200 B": "-full copies, fp16 weights; -full copies, training; 10 slices, fp16 weights; "
+    "-ZeRO-3 on 79; ZeRO-3 on 80",
+    "26 GB": "-whole; tp 2, weights; tp 4, SGD; tp 4, momentum; -tp 4, Adam; tp 5, Adam",
+    "30 B": "-plain Adam; -ZeRO-1; ZeRO-2; ZeRO-3",
+    "decoder": "-GPipe; 1F1B; GPipe, recomputation",
+}
+"""What fits, by title; "-" is before what does not."""
+TITLES = dict(zip(EXPECTED, CASES, strict=True))
 
 
 @pytest.mark.few(1)
 @ON_CLUSTER
-@pytest.mark.parametrize(
-    ("title", "expected"),
-    [
-        (
-            "26 GB",
-            "-whole; tp 2, weights; tp 4, SGD; tp 4, momentum; -tp 4, Adam; tp 5, Adam",
-        ),
-        ("30 B", "-plain Adam; -ZeRO-1; ZeRO-2; ZeRO-3"),
-        ("decoder", "-GPipe; 1F1B; GPipe, recomputation"),
-    ],
-)
-def test_what_fits_and_what_raises(cluster, title, expected):
+@pytest.mark.parametrize("title", EXPECTED)
+def test_what_fits_and_what_raises(cluster, title):
+    """200 B at 1:10,000 here: caps of 4 MB."""
+    scale = {"scale": 10_000} if title == "200 B" else {}
     cases = CASES[TITLES[title]]
-    runs = {name: run_claim(**arguments, cluster=cluster) for name, arguments in cases.items()}
-    assert verdicts(runs) == fits(expected)
+    runs = {name: run_claim(**given, cluster=cluster, **scale) for name, given in cases.items()}
+    fits = [f"{'-'[: bool(run.refused)]}{name}" for name, run in runs.items()]
+    assert "; ".join(fits) == EXPECTED[title]
     table = compare_claims(title, runs)
     assert table.ok, table.to_text()
     for run in runs.values():
-        ran = run.refused is None
-        assert run.ratio == pytest.approx(1, abs=TOLERANCE) if ran else run.ratio is None
+        assert run.agrees
+        assert run.ratio == (None if run.refused else pytest.approx(1, abs=TOLERANCE))
         assert run.refused is None or run.refused.needed > run.case.capacity
         assert run.measured.peak <= run.case.capacity
-
-
-@ON_CLUSTER
-def test_all_devices_run_where_there_are_workers_enough(cluster):
-    run = run_claim(LAYER, Layout(tp=4), "24GB", cluster, recipe="fp32-adam")
-    assert [(d.slot, d.role.slice) for d in run.devices] == [(s, s) for s in range(4)]
-    assert all(isinstance(d.refused, Refused) for d in run.devices)
-    assert {d.refused.needed for d in run.devices} == {26_000_000}
-    assert "devices were run" not in run._repr_html_()
-    assert "refused at 26 MB: 6.5 MB of variance at the start: 19.5 MB held" in repr(run)
 
 
 @ON_CLUSTER
@@ -392,7 +284,8 @@ def test_a_recipe_that_keeps_18_bytes_where_16_are_predicted_is_noticed(cluster)
     for capacity, ratio in ("1TB", 18 / 16), ("17GB", None):
         run = run_claim(10**9, Layout(), capacity, cluster, recipe="mixed-adam-18")
         assert run.agrees
-        told = replace(run, case=replace(run.case, recipe=load_recipe("mixed-adam-16")))
+        predicted = replace(run.case, recipe=load_recipe("mixed-adam-16")).predicted
+        told = replace(run, predicted=predicted)
         assert (told.ratio, told.predicted_verdict, told.agrees) == (ratio, "fits", False)
         assert not compare_claims("18 for 16", {"told": told}).ok
 
@@ -403,12 +296,11 @@ def test_a_cap_at_the_measured_peak_passes_and_one_percent_less_raises(cluster):
     free = run_claim(DECODER, layout, "1GB", cluster, sequence=64)
     peak = free.measured.peak
     at = run_claim(DECODER, layout, peak, cluster, sequence=64)
-    assert at.refused is None
-    assert at.measured == free.measured
+    assert (at.refused, at.measured) == (None, free.measured)
     below = run_claim(DECODER, layout, int(0.99 * peak), cluster, sequence=64)
     assert below.executed_verdict == "does not fit"
     assert below.refused.needed > int(0.99 * peak)
-    assert "1 of 2 devices were run" in below._repr_html_()
+    assert "does not fit, refused at" in repr(below)
 
 
 @ON_CLUSTER
@@ -417,56 +309,36 @@ def test_a_schedule_changes_the_memory_and_not_the_loss(cluster):
         run_claim(DECODER, Layout(pp=2, microbatches=4, schedule=name), "1GB", cluster, sequence=64)
         for name in ("gpipe", "1f1b", "naive")
     ]
-    losses = [run.devices[-1].loss for run in runs]
-    assert losses[0] == losses[1] == losses[2]
-    assert losses[0] == pytest.approx(np.log(DECODER.vocab), rel=0.02)  # untrained
+    (loss,) = {run.loss for run in runs}
+    assert loss == pytest.approx(np.log(DECODER.vocab), rel=0.02)
     kept = [run.measured.by_tensor(0, "forward")["activations"] for run in runs]
     assert kept[0] == 2 * kept[1] == 4 * kept[2]
 
 
-@ON_CLUSTER
-def test_a_wait_has_an_end(cluster, monkeypatch):
-    for name in ("GRACE", "LAST"):  # it would be done in that time
-        monkeypatch.setattr(deadlines, name, 0.005)
-    with pytest.raises(DeadlineError, match=r"4 micro-batches.*tasks not done after 0\.01 s"):
-        run_claim(DECODER, Layout(pp=2, microbatches=4), "1GB", cluster, sequence=64, timeout=0.01)
+REFUSED = [
+    ({"what": 0}, "a number of parameters"),
+    ({"what": "gpt2"}, "got 'gpt2'"),
+    ({"scale": 0}, "scale"),
+    ({"what": 5, "scale": 10}, "1:10"),
+    ({"what": DECODER, "scale": 2}, "1:2"),
+    ({"recipe": "lora"}, "adapter weights"),
+    ({"recipe": "mixed-adam-8bit"}, "1 B of 'momentum'"),
+    ({"what": DECODER, "recipe": "fp16-weights"}, "does not train"),
+    ({"what": DECODER, "recipe": "fsdp-adam"}, "use zero=3"),
+    ({"what": DECODER, "sequence": 65}, "64 learned positions"),
+    ({"layout": Layout(cp=2)}, "cp=1"),
+    ({"what": replace(DECODER, mlp="swiglu")}, "mlp='gelu'"),
+    ({"what": DECODER, "layout": Layout(pp=2, schedule="zb-h1")}, "'zb-h1'"),
+    ({"what": replace(DECODER, layers=5), "layout": Layout(pp=5)}, "5 stages", PlacementError),
+]
 
 
 @ON_CLUSTER
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"what": 0}, ConfigError, "a number of parameters of 1 or more, got 0"),
-        ({"what": "gpt2"}, ConfigError, "got 'gpt2'"),
-        ({"scale": 0}, ConfigError, "scale must be a whole number of 1 or more, got 0"),
-        ({"what": 5, "scale": 10}, ConfigError, "5 parameters at 1:10 are less than one"),
-        ({"what": DECODER, "scale": 2}, ConfigError, "at scale 1, got 2"),
-        ({"recipe": "lora"}, ConfigError, "keeps 2 B of 'adapter weights'"),
-        ({"recipe": "mixed-adam-8bit"}, ConfigError, "1 B of 'momentum'"),
-        ({"what": DECODER, "recipe": "fp16-weights"}, ConfigError, "does not train"),
-        (
-            {"what": DECODER, "recipe": "fsdp-adam"},
-            ConfigError,
-            "keeps weights of 4 B and computes with 2 B.*use zero=3 and dp of 2 or more",
-        ),
-        ({"what": DECODER, "sequence": 65}, ConfigError, "has learned 64 positions"),
-        ({"layout": Layout(cp=2)}, ConfigError, "cp=1, got 2"),
-        ({"what": replace(DECODER, mlp="swiglu")}, ConfigError, "mlp='gelu', got 'swiglu'"),
-        (
-            {"what": DECODER, "layout": Layout(pp=2, schedule="zb-h1")},
-            ConfigError,
-            "schedule of naive, gpipe, 1f1b, eager-1f1b, got 'zb-h1'",
-        ),
-        (
-            {"what": replace(DECODER, layers=5), "layout": Layout(pp=5)},
-            PlacementError,
-            r"5 stages run at once.*cluster has 4; start_cluster\(workers=5\)",
-        ),
-    ],
-)
-def test_what_cannot_be_run_is_refused_before_anything_runs(cluster, arguments, error, message):
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case[1])
+def test_what_cannot_be_run_is_refused_before_anything_runs(cluster, case):
+    arguments, word, *error = case
     usual = {"what": 10**6, "layout": Layout(), "capacity": "1GB", "sequence": 64}
-    with pytest.raises(error, match=message):
+    with pytest.raises(*error or [ConfigError], match=word):
         run_claim(**(usual | arguments), cluster=cluster)
 
 
@@ -481,15 +353,3 @@ def test_the_kernel_refuses_what_the_pool_does():
         raises = run_claim(LAYER, Layout(tp=4), "1TB", capped, recipe="fp32-adam")
         assert raises.refused.needed == 26_000_000
         assert "which the system refused" in str(raises.refused)
-
-
-@ON_CLUSTER
-@pytest.mark.gpu
-def test_gpu_workers_hold_the_same_bytes(cluster):
-    if not probe().usable:
-        pytest.skip(f"no usable GPU: {probe().reason}")
-    with td.start_cluster(workers=2, device="cuda", quiet=True) as gpus:
-        for arguments in (CASES[TITLES["26 GB"]]["tp 4, SGD"], CASES[TITLES["decoder"]]["1F1B"]):
-            on_gpu, on_cpu = (run_claim(**arguments, cluster=c) for c in (gpus, cluster))
-            assert on_gpu.measured.per_place == on_cpu.measured.per_place
-            assert on_gpu.agrees

@@ -4,8 +4,9 @@ Holds `tiledask.distributed.training.by_layer`, `tiledask.distributed.training.j
 `tiledask.distributed.training.progress`.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ import tiledask as td
 from tiledask.distributed.training import GPT, progress, train
 from tiledask.distributed.training.by_layer import place_of
 from tiledask.distributed.training.run import configured
-from tiledask.errors import ConfigError
 from tiledask.tile.datasets import load_text
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,7 +24,7 @@ MODEL = GPT(50, hidden=8, layers=2, heads=2, sequence=8, tied=True)
 STEPS, BATCH = 4, 6
 
 
-def run(shape=(1, 2, 2), progress=None, steps=STEPS, **options):
+def run(shape=(1, 2, 2), progress=False, steps=STEPS, **options):
     options = {"batch": BATCH, "microbatches": 2, "timeout": 240} | options
     return train(MODEL, TEXT, shape, steps=steps, progress=progress, **options)
 
@@ -32,7 +32,7 @@ def run(shape=(1, 2, 2), progress=None, steps=STEPS, **options):
 def assert_told(seen, got):
     """Every step once, in order, with what the records say of it."""
     frame = got.to_frame()
-    assert [p.step for p in seen] == list(frame.index)
+    assert [p.step for p in seen] == list(frame.index) == [*range(STEPS)]
     np.testing.assert_allclose([p.loss for p in seen], got.losses, rtol=1e-13)
     for name, column in {"sent": "bytes_sent", "messages": None, "barriers": None}.items():
         assert [getattr(p, name) for p in seen] == frame[column or name].tolist()
@@ -56,34 +56,36 @@ def test_workers_tell_too(cluster):
     assert_told(seen, run(td.Mesh(cluster, (2, 1, 2)), seen.append, zero=1))
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("of my own"), KeyboardInterrupt()], ids=repr)
-def test_a_function_that_raises_is_called_no_more_and_ends_nothing(error):
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_function_that_raises_is_called_no_more_and_ends_nothing():
     seen = []
 
     def broken(p):
         seen.append(p.step)
         if p.step == 1:
-            raise error
+            raise ZeroDivisionError
 
-    with pytest.warns(RuntimeWarning, match=f"raised {type(error).__name__} at step 1"):
-        got = run(progress=broken)
+    got = run(progress=broken)
     assert (seen, len(got.losses)) == ([0, 1], STEPS)
 
 
 def test_a_bar_says_how_far_it_is():
     config = replace(configured(MODEL, (2, 1, 1), batch=BATCH), steps=10, first=5)
-    steps = progress._WholeSteps(config)
-    assert steps.look() == (0, None, "first step")
+    reports, latest = SimpleQueue(), deque(maxlen=10)
+    steps = progress._whole_steps(config, reports)
+    assert progress._look(steps, latest) == (0, None, "first step")
     for rank, loss in enumerate((1.0, 1.5)):
         rows = [(rank, "step", n, loss, 0, 0, 0, n) for n in (5, 6)]
-        steps.reports.put({"spans": rows, "counted": [(rank, {"begin": 4.0})]})
-    assert steps.look() == (7, 10, "loss 2.5000  48 tokens/s")
+        reports.put({"spans": rows, "counted": [(rank, {"begin": 4.0})]})
+    assert progress._look(steps, latest) == (7, 10, "loss 2.5000  48 tokens/s")
 
 
-@pytest.mark.parametrize("wrong", [3, "bar", [print]])
-def test_what_cannot_be_called_is_refused(wrong):
-    with pytest.raises(ConfigError, match="progress is None, True, False or a function"):
-        run(progress=wrong)
+def test_the_result_says_what_it_is():
+    got = run(steps=2)
+    assert repr(got).startswith("Trained(2 steps on 4 ranks (dp=1, tp=2, pp=2), loss 4.")
+    frame = got.to_frame()
+    assert frame.bytes_sent[0] == sum(r.sent for r in got.records if r.step == 0) > 0
+    assert "bytes_sent" in got._repr_html_()
 
 
 # -- by layer ----------------------------------------------------------------------------------
@@ -104,9 +106,8 @@ AXES = {"tensor": (1,), "data": (0,), "pipeline": (2,)}
     ids=str,
 )
 def test_layers_add_up(shape, options, schedule):
-    got = run(shape, False, schedule=schedule, **options)
-    frame = got.layers()
-    whole = got.to_frame()
+    got = run(shape, schedule=schedule, **options)
+    frame, whole = got.layers(), got.to_frame()
     assert frame["bytes"].sum() == whole["bytes_sent"].iloc[0]
     assert frame["messages"].sum() == whole["messages"].iloc[0]
     for what in ("barriers", "bytes", "messages"):
@@ -118,11 +119,6 @@ def test_layers_add_up(shape, options, schedule):
     for layer, when in frame.index:  # ranks wait at the same time: not those of all together
         most = max(waits[layer, when, rank] for rank in range(len(got.held)))
         assert frame.loc[(layer, when), "barriers"] == most
-    ranks = [got.layers(rank) for rank in range(len(got.held))]
-    assert max(each["barriers"].sum() for each in ranks) == whole["barriers"].iloc[0]
-    for what in ("bytes", "messages"):
-        assert sum(each[what].sum() for each in ranks) == frame[what].sum()
-        assert all(each[what].tolist() == each[f"predicted_{what}"].tolist() for each in ranks)
     seconds = sum(r.seconds for r in got.records if r.step is not None) / STEPS
     assert 0 < frame["seconds"].sum() <= seconds
 
@@ -130,12 +126,12 @@ def test_layers_add_up(shape, options, schedule):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("zero", range(4))
 def test_a_label_says_along_which_axis_it_is(zero):
-    got = run((2, 2, 2), False, zero=zero, sequence_parallel=True, steps=1)
+    got = run((2, 2, 2), zero=zero, sequence_parallel=True, steps=1)
     units = {*MODEL.units, "tied table", "stages 0-1"}
     for r in got.records.where(step=0):
-        place = place_of(r.label, r.kind)
-        assert AXES[place.parallel] == r.axes, r.label
-        assert place.unit in units, r.label
-        assert (place.when in ("gradients", "weights")) == (
-            place.parallel == "data" or place.unit == "tied table"
-        ), r.label
+        layer, when, parallel = place_of(r.label, r.kind)
+        unit = layer.partition("/")[0]
+        assert AXES[parallel] == r.axes, r.label
+        assert unit in units, r.label
+        of_weights = parallel == "data" or unit == "tied table"
+        assert (when in ("gradients", "weights")) == of_weights, r.label

@@ -13,9 +13,7 @@ from math import prod
 
 import numpy as np
 
-from tiledask.plan.products.traffic import Traffic
-
-__all__ = ["arranged", "crossings", "heaviest_first", "said_of_hosts"]
+__all__ = ["arranged", "crossings", "heaviest_first"]
 
 HEAVY = {"tp": 0, "": 1, "pp": 2, "dp": 3}
 """Axes of a training, the one that moves most first, and between them those of other names."""
@@ -81,30 +79,3 @@ def crossings(hosts: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:
     names = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     at = np.reshape([names[host] for host in hosts], shape)
     return tuple(int((at != np.roll(at, 1, axis)).sum()) for axis in range(len(shape)))
-
-
-def said_of_hosts(
-    traffic: Traffic,
-    hosts: Sequence[str],
-    shape: Sequence[int],
-    names: Sequence[str],
-    slots: Sequence[int],
-) -> str:
-    """Which axes of a mesh cross hosts, and the bytes between hosts with its ranks in these
-    ``slots`` and in order; nothing if there is one host. ``traffic`` by rank.
-
-    >>> heavy = Traffic.of(4, [(0, 2, 9), (1, 3, 9), (0, 1, 1)])
-    >>> said_of_hosts(heavy, "AABB", (2, 2), ("tp", "pp"), (0, 2, 1, 3))
-    'Axis pp crosses 2 hosts: 1 of 19 bytes go between hosts, 18 if rank r were in slot r.'
-    """
-    mine = [hosts[slot] for slot in slots]
-    if len(set(mine)) < 2:
-        return ""
-    called = [*names] or [*map(str, range(len(shape)))]
-    across = [name for name, n in zip(called, crossings(mine, shape), strict=True) if n]
-    verb = f"Axes {', '.join(across)} cross" if across[1:] else f"Axis {across[0]} crosses"
-    here, plain = (traffic.on(hosts, at).between_hosts for at in (slots, range(len(slots))))
-    words = f"{verb} {len(set(mine))} hosts: {here:,} of {traffic.total:,} bytes go between hosts"
-    if tuple(slots) != tuple(range(len(slots))):
-        words += f", {plain:,} if rank r were in slot r"
-    return f"{words}."

@@ -24,6 +24,7 @@ from tiledask.distributed.checkpoints.index import (
     Stored,
     StoredBox,
     check_cover,
+    folder_of,
     whole,
     write_index,
 )
@@ -32,26 +33,14 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.errors import CheckpointError
 from tiledask.plan.products.regions import Region, TensorSlice, region_size
-from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import to_numpy
 
-__all__ = ["UNFINISHED", "folder_of", "save_checkpoint"]
+__all__ = ["save_checkpoint"]
 
-UNFINISHED = ".unfinished"
 _BLOCK = 4096
 """Bytes on the disk, at least, of a folder or an index."""
 Held = dict[str, tuple[tuple[int, ...], str, tuple[Region, ...]]]
 """What one rank holds, by name: (shape of the array, its type, boxes of it)."""
-
-
-def folder_of(folder: str | os.PathLike[str], step: int) -> Path:
-    """The path of the checkpoint of a step.
-
-    >>> folder_of("runs/a", 40).name
-    'step-00000040'
-    """
-    step = whole_number("step", step, 0, error=CheckpointError)
-    return Path(folder) / f"step-{step:08d}"
 
 
 def save_checkpoint(
@@ -92,7 +81,7 @@ def save_checkpoint(
     """
     pieces = {name: whole(a.shape) for name, a in arrays.items()} if pieces is None else pieces
     final = folder_of(folder, step)
-    partial = final.with_name(final.name + UNFINISHED)
+    partial = final.with_name(f"{final.name}.unfinished")
     with rank.label("checkpoint"):
         everyone = rank.group()
         held: list[Held] = _gathered(everyone, _held(arrays, pieces))
@@ -133,21 +122,18 @@ def save_checkpoint(
 
 
 def _held(arrays: Mapping[str, Any], pieces: Mapping[str, TensorSlice]) -> Held:
-    if set(arrays) != set(pieces):
-        odd = sorted(set(arrays) ^ set(pieces))[0]
-        raise CheckpointError(
-            f"every array has a piece that says which part it is; {odd!r} is on one side only"
-        )
-    held = {}
-    for name, array in arrays.items():
-        piece = pieces[name]
-        if tuple(array.shape) != piece.local_shape:
+    """What this rank brings: arrays of the shapes that their pieces have here."""
+    shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+    for name in {**arrays, **pieces}:
+        has, says = shapes.get(name), pieces[name].local_shape if name in pieces else None
+        if has != says:
             raise CheckpointError(
-                f"{name!r} is an array of {list(array.shape)}, and its piece says "
-                f"{list(piece.local_shape)} of {list(piece.shape)}; make the piece for this rank"
+                f"every array has a piece, which says what part of it is here: {name!r} is "
+                f"{has or 'no array'}, its piece {says or 'none'}; make the piece for this rank"
             )
-        held[name] = piece.shape, array.dtype.name, piece.boxes
-    return held
+    return {
+        name: (pieces[name].shape, x.dtype.name, pieces[name].boxes) for name, x in arrays.items()
+    }
 
 
 def _gathered(everyone: Group, mine: Any) -> list[Any]:
@@ -160,7 +146,7 @@ def _gathered(everyone: Group, mine: Any) -> list[Any]:
 
 def _writers(held: list[Held]) -> dict[tuple[str, Region], int]:
     """The rank that writes each box: of those that hold it the one with least to write so far."""
-    holders: dict[str, dict[Region, list[int]]] = {}
+    holders = dict[tuple[str, Region], list[int]]()
     known: dict[str, tuple[int, tuple[int, ...], str]] = {}
     for rank, each in enumerate(held):
         for name, (shape, dtype, boxes) in each.items():
@@ -171,14 +157,13 @@ def _writers(held: list[Held]) -> dict[tuple[str, Region], int]:
                     f"{list(shape)} on rank {rank}; one name is one array"
                 )
             for box in boxes:
-                holders.setdefault(name, {}).setdefault(box, []).append(rank)
+                holders.setdefault((name, box), []).append(rank)
     for name, (_, shape, _) in known.items():
-        check_cover(name, shape, holders.get(name, ()))
-    every = [(name, box, ranks) for name, mine in holders.items() for box, ranks in mine.items()]
+        check_cover(name, shape, [box for other, box in holders if other == name])
     load, writers = [0] * len(held), {}
-    for name, box, ranks in sorted(every, key=lambda each: -region_size(each[1])):
-        writers[name, box] = writer = min(ranks, key=lambda rank: (load[rank], rank))
-        load[writer] += region_size(box)
+    for each_box, ranks in sorted(holders.items(), key=lambda item: -region_size(item[0][1])):
+        writers[each_box] = writer = min(ranks, key=lambda rank: (load[rank], rank))
+        load[writer] += region_size(each_box[1])
     return writers
 
 

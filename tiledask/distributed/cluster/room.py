@@ -112,13 +112,9 @@ def check_room(
     needs: Sequence[int],
     what: str,
     timeout: float,
-    other: Callable[[int], str] = lambda least: "",
 ) -> None:
     """Raise DoesNotFitError where the slot of a rank leaves less than the bytes that it ``needs``
-    at its fullest for ``what``.
-
-    ``other``: what would fit, in words, if no rank may need more than this; empty if nothing.
-    """
+    at its fullest for ``what``."""
     function, args = asks_room(cluster, alone=True)
     found = cluster.run(function, *args, timeout=timeout)
     rooms = [as_room(found, None, cluster.started_here, [slot]) for slot in slots]
@@ -126,10 +122,9 @@ def check_room(
     room, need = rooms[rank], needs[rank]
     if need <= room.bytes:
         return
-    ways = filter(None, (other(min(each.bytes for each in rooms)), room.raised(need)))
     raise DoesNotFitError(
         f"{what} takes {format_bytes(need)} on rank {rank}, and slot {slots[rank]} leaves {room}. "
-        f"What would fit: {'; or '.join(ways) or 'more ranks, or less on each'}"
+        f"What would fit: {room.raised(need) or 'more ranks, or less on each'}"
     )
 
 

@@ -13,9 +13,10 @@
 Predictions are of the program's calls, counts of the records; both have the same labels.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tiledask.distributed.ranks.records import Record
 from tiledask.extras import needed_for
@@ -24,57 +25,42 @@ from tiledask.plan.program.count import PlannedCall
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CallSite", "by_layer", "place_of"]
+__all__ = ["by_layer", "place_of"]
 
-_OF_HEAD = ("norm", "w_head", "cross_entropy")
-
-
-class CallSite(NamedTuple):
-    """Where in the model, and in which part of a step, ranks talk to each other."""
-
-    layer: str
-    when: str
-    """"forward", "backward", "gradients", "weights" or "norm"."""
-    parallel: str
-    """Which ranks do: "tensor", "data", "pipeline" or "all ranks"."""
-
-    @property
-    def unit(self) -> str:
-        """The unit of the model that it is in: "layer 0" of "layer 0/attention/wo"."""
-        return self.layer.partition("/")[0]
+PLACE = ["layer", "when", "parallel"]
+OF_HEAD = ("norm", "w_head", "cross_entropy")
 
 
 @cache
-def place_of(label: str, kind: str) -> CallSite:
-    """Where a training's call of this label is.
+def place_of(label: str, kind: str) -> tuple[str, str, str]:
+    """(layer, when, which ranks are among each other) of a training's call of this label.
 
     >>> place_of("1B0/layer 2/mlp/w_1/backward", "all_reduce")
-    CallSite(layer='layer 2/mlp/w_1', when='backward', parallel='tensor')
+    ('layer 2/mlp/w_1', 'backward', 'tensor')
     >>> place_of("1B0", "send"), place_of("1B0", "recv")[0]
-    (CallSite(layer='stages 0-1', when='backward', parallel='pipeline'), 'stages 1-2')
+    (('stages 0-1', 'backward', 'pipeline'), 'stages 1-2')
     """
-    action, *layer = label.split("/")
-    if not (action[:1].isdigit() or action == "update"):
-        return CallSite(label, "", "")  # a LeNet's
-    if kind in ("send", "recv"):
-        stage, is_forward = int(action.partition("FB"["B" in action])[0]), "F" in action
-        low = stage if is_forward == (kind == "send") else stage - 1
-        return CallSite(f"stages {low}-{low + 1}", ("backward", "forward")[is_forward], "pipeline")
+    block, *layer = label.split("/")
+    action = re.match(r"(\d+)([A-Z])", block)
+    if not action and block != "update":
+        return label, "", ""  # a LeNet's
+    if action and kind in ("send", "recv"):
+        stage, forward = int(action[1]), action[2] == "F"
+        low = stage if forward == (kind == "send") else stage - 1
+        return f"stages {low}-{low + 1}", "forward" if forward else "backward", "pipeline"
     if not layer:
-        return CallSite(label, "", "all ranks")
+        return label, "", "all ranks"
     when = layer.pop()
-    if when == "tied table":
-        return CallSite(when, "gradients", "pipeline")
-    if when == "replicas":
-        return CallSite("/".join(layer), "gradients", "pipeline")
+    if when in ("tied table", "replicas"):
+        return "/".join(layer) or when, "gradients", "pipeline"
     if layer[-1:] == ["weights"]:
         when = layer.pop()
     if when in ("gradients", "weights"):
-        return CallSite("/".join(layer), when, "data")
-    if layer:
-        inside = ["head"] if layer[0] in _OF_HEAD else []
-        return CallSite("/".join(inside + layer), when, "tensor")
-    return CallSite("all layers", when, "all ranks")
+        return "/".join(layer), when, "data"
+    if not layer:
+        return "all layers", when, "all ranks"
+    inside = ["head"] if layer[0] in OF_HEAD else []
+    return "/".join(inside + layer), when, "tensor"
 
 
 def by_layer(
@@ -98,7 +84,7 @@ def by_layer(
     counted, expected, count = _sums(ran), _sums(said), max(1, len(steps))
     order = {unit: n for n, unit in enumerate(units)}
     every = expected.index.append(counted.index).unique()
-    places = sorted(every, key=lambda at: order.get(CallSite(*at).unit, len(order)))
+    places = sorted(every, key=lambda at: order.get(at[0].partition("/")[0], len(order)))
     counted, expected = (each.reindex(places, fill_value=0) for each in (counted, expected))
     frame = counted[[]].copy()
     for name in ("calls", "barriers", "bytes", "messages", "seconds"):
@@ -114,12 +100,12 @@ def _sums(calls: Iterable[tuple[int, Record | PlannedCall, bool, float]]) -> "pd
     with needed_for("a frame"):
         import pandas as pd
 
-    names = ["rank", *CallSite._fields, "calls", "barriers", "bytes", "messages", "seconds"]
+    numbers = ["calls", "barriers", "bytes", "messages", "seconds"]
     rows = [
         (rank, *place_of(call.label, call.kind), 1, int(waits), call.sent, call.messages, seconds)
         for rank, call, waits, seconds in calls
     ]
-    frame = pd.DataFrame(rows, columns=names)
-    ranks = frame.groupby(["rank", *CallSite._fields], sort=False).sum()
-    how = dict.fromkeys(names[4:], "sum") | {"barriers": "max", "seconds": "max"}
-    return ranks.groupby(list(CallSite._fields), sort=False).agg(how)
+    frame = pd.DataFrame(rows, columns=["rank", *PLACE, *numbers])
+    ranks = frame.groupby(["rank", *PLACE], sort=False).sum()
+    how = dict.fromkeys(numbers, "sum") | {"barriers": "max", "seconds": "max"}
+    return ranks.groupby(PLACE, sort=False).agg(how)

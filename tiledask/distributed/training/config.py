@@ -4,7 +4,6 @@ options of tiledask.train  --TrainingConfig.of-->  TrainingConfig: every rank ha
                                                    follow from it
 """
 
-import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +13,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from tiledask.distributed.checkpoints import steps_in
+from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import CheckpointError, ConfigError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import called, schedules
 from tiledask.plan.pipelines.schedules import schedule as schedule_named
 from tiledask.plan.pipelines.validate import validate
 from tiledask.plan.program.making.layers import TENSOR
@@ -62,13 +61,11 @@ class RankConfig:
     zero: int = 0
     folder: str | None = None
     """Where checkpoints are."""
-    first: int = 0
-    """Steps that are done already, by the newest of them."""
     save_every: int | None = None
-    attempt: int = 0
-    """How often it was begun before, until a worker was lost."""
-    history: str = ""
-    """The folder of what ranks measured before each checkpoint, to go on from there."""
+    first: int = 0
+    """Steps that were done when this call began, by the newest checkpoint."""
+    done: int = 0
+    """Those that are done now: more, once a worker was lost."""
     axes: ClassVar[tuple[int, int, int]] = (DATA, TENSOR, PIPELINE)
     """Of the mesh, for data, tensor and pipeline parallelism."""
     trainer: ClassVar[type[Trainer]] = Trainer
@@ -138,36 +135,26 @@ class TrainingConfig(RankConfig, TrainingTerms):
         return replace(self, data=data)
 
     def saved_in(self, folder: Any, save_every: Any) -> Self:
-        """The same with checkpoints in ``folder``, from the step of the newest that is there.
-
-        The folder is made if there is none, so that one that cannot be written to ends no training.
-        """
+        """The same with checkpoints in ``folder``, which is made if there is none, from the step of
+        the newest that is there."""
         if folder is None:
             if save_every is not None:
-                raise ConfigError(
-                    f"save_every={save_every} writes checkpoints, and needs folder= to write them "
-                    f"to"
-                )
+                raise ConfigError(f"save_every={save_every} writes checkpoints, and needs folder=")
             return self
         if save_every is not None:
             save_every = whole_number("save_every", save_every, 1)
         path = os.path.abspath(folder)
-        try:
+        with writing(path, lambda: 0, CheckpointError):
             os.makedirs(path, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(
-                f"checkpoints go into a folder, and {path} cannot be one ({error.strerror}); name "
-                f"another"
-            ) from None
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise CheckpointError(f"checkpoints are written to {path}, where you may not write")
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise PermissionError("you may not")
         first = max(steps_in(path), default=0)
         if first > self.steps:
             raise ConfigError(
-                f"{path} has a checkpoint of step {first}, which is past the last of {self.steps} "
-                f"steps; ask for {first} or more, or take another folder"
+                f"{path} has a checkpoint of step {first}, past the last of {self.steps} steps; "
+                f"ask for {first} or more, or take another folder"
             )
-        return replace(self, folder=path, first=first, save_every=save_every)
+        return replace(self, folder=path, first=first, done=first, save_every=save_every)
 
     def draw(self, number: int, copy: int, microbatch: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids, targets) of some rows of a step's batch. ConfigError if they are not those."""
@@ -181,17 +168,6 @@ class TrainingConfig(RankConfig, TrainingTerms):
                 f"{np.shape(ids)} and {np.shape(targets)}"
             )
         return ids, targets
-
-    @property
-    def tokens(self) -> int:
-        """Of a step's batch."""
-        return self.batch * int(self.model.sequence)
-
-    @property
-    def floor(self) -> float | None:
-        """The best loss there is, if the data knows it."""
-        floor: float | None = getattr(self.data, "floor", None)
-        return floor
 
     def with_loss(self) -> list[tuple[int, int]]:
         """(tensor rank, pipeline rank) of each of a copy's that has a part of its loss; those of a
@@ -223,15 +199,7 @@ def _shape_of(ranks: Any) -> tuple[int, int, int]:
 def _scheduled(schedule: Any, devices: int, microbatches: int | None) -> Schedule:
     """A schedule that can be carried out on as many devices."""
     if isinstance(schedule, str):
-        count = 1 if microbatches is None else microbatches
-        made = schedules.get(called(schedule))
-        if made and "devices" in inspect.signature(made).parameters:
-            raise ConfigError(
-                f"{schedule!r} puts several stages on a device; say how many: "
-                f"schedule=tiledask.schedule({schedule!r}, {2 * devices}, {count}, "
-                f"devices={devices}) puts 2 on each"
-            )
-        schedule = schedule_named(schedule, devices, count)
+        schedule = schedule_named(schedule, devices, 1 if microbatches is None else microbatches)
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"schedule is a name, or a Schedule, got {schedule!r}")
     if microbatches not in (None, schedule.microbatches):
@@ -277,7 +245,7 @@ def recipe_for(rule: Rule, dtype: str, recipe: str | Recipe | None = None) -> Re
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}")
-    size = as_dtype(dtype).itemsize
+    size, used = as_dtype(dtype).itemsize, {"weights", "gradients", *rule.keeps}
     if recipe is not None:
         given = load_recipe(recipe)
         if not given.compute_bytes == given.weight_bytes == size:
@@ -287,7 +255,7 @@ def recipe_for(rule: Rule, dtype: str, recipe: str | Recipe | None = None) -> Re
                 f"for float32, 'mixed-adam-16' and 'mixed-adam-18' for float16 and bfloat16"
             )
         check_states(given)
-        states, used = {s.tensor for s in given.states}, {"weights", "gradients", *rule.keeps}
+        states = {s.tensor for s in given.states}
         if states - {"master weights"} != used:
             raise ConfigError(
                 f"recipe {given.name!r} keeps {', '.join(sorted(states))}, and "
@@ -296,8 +264,7 @@ def recipe_for(rule: Rule, dtype: str, recipe: str | Recipe | None = None) -> Re
             )
         return given
     usual = load_recipe("mixed-adam-16" if size == 2 else "fp32-adam")
-    kept = ("weights", "gradients", "master weights", *rule.keeps)
-    held = [s for s in usual.states if s.tensor in kept]
+    held = [s for s in usual.states if s.tensor in used | {"master weights"}]
     of_size = tuple(held if size == 2 else [replace(s, bytes=size) for s in held])
     name = f"{dtype} {type(rule).__name__}"
     return replace(usual, name=name, compute_bytes=size, states=of_size)

@@ -10,6 +10,7 @@ sharded along the tokens. What a step does with it: tiledask.plan.program.making
 """
 
 from dataclasses import dataclass
+from math import prod
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.program.making.decoder import Decoder
@@ -66,4 +67,4 @@ class GPT(Decoder):
     @property
     def size(self) -> int:
         """Numbers in all weights."""
-        return sum(p.size for unit in self.units for p in self.parameters(unit).values())
+        return sum(prod(shape) for unit in self.units for shape in self.whole_shapes(unit).values())

@@ -10,7 +10,7 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.digests import digest_of
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training import saved
-from tiledask.distributed.training.progress import Report, StepReporter
+from tiledask.distributed.training.progress import Report, step_reporter
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import to_numpy
 
@@ -42,7 +42,9 @@ class TrainedRank(NamedTuple):
     """Of the weights, where there are copies to compare; else none."""
     held: dict[str, int]
     flops: int
-    kept: StateKept
+    times: int
+    """How often it saved its state, and the seconds of that."""
+    seconds: float
 
 
 def train_rank(
@@ -52,38 +54,38 @@ def train_rank(
     steps are reported to ``say``."""
     copies = rank.group(0)
     trainer = config.trainer(rank, config, program, end)
-    losses, scales, saves = list[float](), list[float](), list[float]()
-    growing: tuple[list[Any], ...] = rank.records, rank.steps, losses, scales, trainer.guard.norms
-    history = saved.History(config.history, rank, growing)
-    reporter = StepReporter(rank, say) if say else None
-    if config.first:
+    losses, scales, seconds = list[float](), list[float](), list[float]()
+    if config.done:
         saved.load(trainer, config)
-        history.load(config.first)
+    if config.done > config.first:
+        losses, scales, trainer.norms = saved.load_history(config, rank.index)
+    report = step_reporter(rank, say, config.steps) if say else None
 
     def save(step: int) -> dict[str, T.Placed]:
         weights: dict[str, T.Placed] = trainer.end(partial(saved.save, trainer, config, step))
         return weights
 
-    for number in range(config.first, config.steps):
-        scales.append(trainer.guard.loss_scale)
+    for number in range(config.done, config.steps):
+        scales.append(float(trainer.numbers["scale"]))
         # what overflows becomes infinite, as on a GPU; the norm finds it
         with rank.step(number), np.errstate(over="ignore", invalid="ignore"):
             losses.append(trainer.step(partial(config.draw, number, copies.rank)))
-        if reporter:
-            reporter.update(losses, at_once=number + 1 == config.steps)
+        if report:
+            report(number, losses[-1])
         if config.is_saved(number + 1):
             begun = perf_counter()
+            saved.save_history(config, rank.index, losses, scales, trainer.norms)
             save(number + 1)
-            history.save(number + 1)
-            saves.append(perf_counter() - begun)
+            seconds.append(perf_counter() - begun)
     weights = {name: w.like(to_numpy(w.local)) for name, w in save(config.steps).items()}
     return TrainedRank(
         losses,
-        trainer.guard.norms,
+        trainer.norms,
         scales,
         None if copies.rank else weights,
         digest_of(w.local for w in weights.values()) if copies.size > 1 else b"",
-        trainer.held,
+        {tensor: sum(x.nbytes for x in of.values()) for tensor, of in trainer.arrays.items()},
         trainer.flops,
-        StateKept(len(saves), sum(saves)),
+        len(seconds),
+        sum(seconds),
     )

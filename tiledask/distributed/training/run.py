@@ -11,20 +11,19 @@ has, gradients are added up as they are: over micro-batches, and over dp.
 
 import inspect
 import os
-import shutil
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.array import Both
-from tiledask.distributed.arrays.hosts import said_of_hosts
 from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.cluster.room import MARGIN, SLACK, check_room
 from tiledask.distributed.connecting.shared import check_shared
 from tiledask.distributed.deadlines import bounded, seconds_of
@@ -38,7 +37,6 @@ from tiledask.distributed.training.config import AXES, RankConfig, TrainingConfi
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.job import StateKept, TrainedRank, train_rank
 from tiledask.distributed.training.progress import Listener, Report, watched
-from tiledask.distributed.training.saved import new_folder, newest_step
 from tiledask.errors import PlacementError
 from tiledask.extras import needed_for
 from tiledask.plan import html
@@ -46,7 +44,7 @@ from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.count import PlannedCall, calls
-from tiledask.plan.program.making.training import TrainingTerms, end_program, step_program
+from tiledask.plan.program.making.training import end_program, step_program
 from tiledask.plan.program.program import Program
 from tiledask.tile.optimizers import LossScale, Rule
 
@@ -69,7 +67,7 @@ class Trained:
     held: list[dict[str, int]]
     """Bytes that each rank keeps from step to step, by tensor class."""
     records: Records
-    """Every collective and message."""
+    """Every collective and message of the steps that are ``recorded``, and of the end."""
     program: Program
     """What every rank did in a step, instruction by instruction."""
     end: Program | None
@@ -80,8 +78,6 @@ class Trained:
     """[steps] by which each loss was multiplied before its gradients were taken."""
     measured: Traffic
     """What moved from rank to rank in all of it."""
-    placed: str = ""
-    """Which axes crossed hosts, and what that cost a step; empty on one host."""
     kept: StateKept | None = None
     """How often the state was saved, and where the training went on when a worker was lost; None
     of threads, which are lost with their process."""
@@ -91,23 +87,28 @@ class Trained:
     @property
     def first(self) -> int:
         """The number of the first of its steps: 0, or where a checkpoint was."""
-        first: int = self.config.first
-        return first
+        return int(self.config.first)
+
+    @property
+    def recorded(self) -> range:
+        """The steps of which there are records: all of its own or, when a worker was lost, those
+        since the checkpoint from which it went on."""
+        resumed = self.kept.resumed if self.kept else ()
+        return range(resumed[-1] if resumed else self.first, self.config.steps)
 
     @property
     def saves(self) -> int:
-        """How many checkpoints were written before the last step."""
-        return len([step for step in range(self.config.steps) if self.config.is_saved(step)])
+        """How many checkpoints were written after recorded steps, but for the last."""
+        return sum(self.config.is_saved(step + 1) for step in self.recorded)
 
     @cached_property
     def traffic(self) -> Both:
-        """Traffic of all steps and of the end, predicted and measured; a step that was left out
-        moves less than predicted."""
-        steps = [self.program.traffic] * len(self.losses)
+        """Traffic of the recorded steps and of the end, predicted and measured; a step that was
+        left out moves less than predicted."""
+        steps = [self.program.traffic] * len(self.recorded)
         steps += [self.end.traffic] * (1 + self.saves) if self.end else []
         none = Traffic.of(self.program.ranks)
-        hosts = self.measured.hosts
-        return Both(sum(steps, none).on(hosts), self.measured)
+        return Both(sum(steps, none).on(self.measured.hosts), self.measured)
 
     @cached_property
     def planned(self) -> list[list[PlannedCall]]:
@@ -122,36 +123,30 @@ class Trained:
         return [self.first + int(i) for i in np.flatnonzero(~np.isfinite(self.norms))]
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row per step: loss, bytes sent and messages of all ranks, barriers of the busiest;
-        the gradients' norm and the loss scale, if there were any."""
+        """A row per step: loss; of recorded steps bytes sent and messages of all ranks, barriers of
+        the busiest; the gradients' norm and the loss scale, if there were any."""
         with needed_for("a frame"):
             import pandas as pd
 
-        steps = range(self.first, self.first + len(self.losses))
         totals, barriers = self.records.totals("step"), self.records.barriers
-        each = [totals.get(step, Total()) for step in steps]
-        columns: dict[str, Any] = {
-            "loss": self.losses,
-            "bytes_sent": [total.sent for total in each],
-            "messages": [total.messages for total in each],
-            "barriers": [barriers.get(step, 0) for step in steps],
-        }
-        frame = pd.DataFrame(columns, index=pd.Index(steps, name="step"))
+        each = ((step, totals.get(step, Total())) for step in self.recorded)
+        rows = {n: (total.sent, total.messages, barriers.get(n, 0)) for n, total in each}
+        names = ["bytes_sent", "messages", "barriers"]
+        counted = pd.DataFrame.from_dict(rows, "index", columns=names)
+        steps = pd.RangeIndex(self.first, self.first + len(self.losses), name="step")
+        frame = pd.DataFrame({"loss": self.losses}, steps).join(counted)
         if len(self.norms):
             frame["norm"] = self.norms
         if self.config.scale is not None:
             frame["loss_scale"] = self.scales
         return frame
 
-    def layers(self, rank: int | None = None) -> "pd.DataFrame":
+    def layers(self) -> "pd.DataFrame":
         """A row per layer and part of a step ("layer 0/attention/wo", "forward"): barriers,
         bytes, messages and seconds of a step, those predicted beside. Steps that were left out
-        do not count. ``rank``: of this one alone; default: of all together."""
-        steps = range(self.first, self.first + len(self.losses))
-        full = set(steps) - set(self.skipped)
-        records = (r for r in self.records if rank in (None, r.rank))
-        planned = [each if rank in (None, n) else [] for n, each in enumerate(self.planned)]
-        return by_layer(records, planned, self.config.model.units, full)
+        do not count."""
+        full = set(self.recorded) - set(self.skipped)
+        return by_layer(self.records, self.planned, self.config.model.units, full)
 
     def __repr__(self) -> str:
         ends = "no loss"
@@ -202,13 +197,11 @@ def train(
         hosts those along tp share one wherever it has as many slots, then those along pp, then dp,
         unless the mesh says in which ``slots`` its ranks are.
     batch, microbatches
-        Rows of a step, whatever the layout, and into how many micro-batches the rows of one copy
-        of the model are cut; default: the schedule's, or 1. Neither must divide: some get a row
-        more, or none.
+        Rows of a step, and into how many micro-batches those of one copy of the model are cut;
+        default: the schedule's, or 1. Neither must divide: some get a row more, or none.
     schedule
         The name of one ("gpipe", "1f1b", "zb-h1", ...), or a Schedule of pp devices, which may put
-        several stages on each, and a stage on several: the gradients of its weights are then summed
-        over these.
+        several stages on each, and a stage on several, which then sum its gradients.
     cut
         Layers of each stage; default: as even as they can be.
     zero
@@ -217,40 +210,36 @@ def train(
         The optimizer; default: Adam(), or the one whose states the recipe keeps.
     dtype
         Of weights and activations: "float32", "float64", "float16" or "bfloat16". Of halves there
-        are masters in single precision, in which the optimizer steps; whatever is summed within
-        one device is summed in single precision, and rounded once.
+        are masters in single precision, in which the optimizer steps; what is summed within a
+        device is summed in single precision, and rounded once.
     recipe
-        What is kept of each number, by the planner's words: "mixed-adam-18" adds up gradients in
-        single precision, over micro-batches and over dp, where the default for halves,
-        "mixed-adam-16", does so in halves.
+        What is kept of each number, by the planner's words. "mixed-adam-18" adds up gradients of
+        halves in single precision, the default, "mixed-adam-16", in halves.
     scale
-        By what the loss is multiplied before its gradients are taken. Default: of float16 a
-        dynamic `LossScale()`; none otherwise. With one, a step in which any gradient on any rank
-        is not finite is left out on all.
+        By what the loss is multiplied before its gradients are taken; default: a `LossScale()` of
+        float16, none otherwise. With one, a step in which any gradient on any rank is not finite is
+        left out on all.
     clip
         The largest norm of all gradients together, each counted once, wherever it is.
     recompute
         Keep of each block its input alone, and do its forward again in the backward.
     folder
-        Where a checkpoint is written after the last step. If there is one already, training goes
-        on from the newest, under whatever layout that was written: ``steps`` counts from the very
-        first. The loss scale goes on from where it was. Model, seed, dtype and what the rule keeps
-        must be those of the checkpoint; rates and batches may change.
+        Where a checkpoint is written after the last step. If there is one, training goes on from
+        the newest, under whatever layout that was written: ``steps`` counts from the very first.
+        Model, seed, dtype and what the rule keeps must be those of the checkpoint; rates and
+        batches may change.
     save_every
-        Steps from one checkpoint in ``folder`` to the next: what this call goes on from when a
-        worker was lost, and the same call when everything was, this process and the hosts too.
+        Steps from one checkpoint in ``folder`` to the next, from which this call goes on when a
+        worker was lost, and the same call when everything was.
         `tiledask.formulas.checkpoint_interval` says how often is best.
     progress
         None shows a bar on a terminal or in a notebook, True does anywhere, False never. A
-        function is called with a `Progress` after every step, in a thread of its own: steps do
-        not wait for it.
+        function is called with a `Progress` after every step, in a thread of its own.
 
-    A worker that dies ends no training: when its slot has another, all ranks go on from the newest
-    checkpoint, or without one from the beginning, and the result is the same to the bit.
-    ``kept.resumed`` says from where. ``timeout`` is for all of it.
-
-    A training whose ranks would hold more than their workers leave is refused before anything runs
-    (DoesNotFitError), with one that fits.
+    When a worker dies and its slot has another, all ranks go on from the newest checkpoint, or from
+    the beginning; ``kept.resumed`` says from where, and losses and weights are the same to the bit.
+    ``timeout`` is for all of it. A training whose ranks would hold more than their workers leave is
+    refused before anything runs (DoesNotFitError).
 
     With equal seeds the result is that of a single device, whatever the layout, but for the order
     in which sums are rounded. Raises ConfigError, PartitionError or ScheduleError for what does
@@ -272,34 +261,23 @@ def train(
         ranks = mesh = Mesh(ranks.cluster, config.shape, AXES, ranks.slots)
         if config.folder is not None:
             check_shared(mesh.cluster, write=(config.folder,))
+    program = step_program(config, config.shape).check()
     saves = config.folder is not None and config.first < config.steps
-
-    def programs(terms: TrainingTerms) -> tuple[Program, Program]:
-        return step_program(terms, config.shape), end_program(terms, config.shape, saves)
-
-    program, end = (each.check() for each in programs(config))
+    end = end_program(config, config.shape, saves).check()
     with watched(progress, config, ranks) as say:
-        if mesh is None:
-            return run_training(config, program, end, None, timeout, say)
-        seconds = seconds_of(timeout)
-        _check_memory(mesh, config, (program, end), programs, seconds)
-        done = run_training(config, program, end, mesh, seconds, say)
-        hosts = mesh.cluster.hosts
-        placed = said_of_hosts(program.traffic, hosts, config.shape, AXES, mesh.at)
-        return replace(done, placed=placed)
+        if mesh is not None:
+            timeout = seconds_of(timeout)
+            _check_memory(mesh, (program, end), timeout)
+        return run_training(config, program, end, mesh, timeout, say)
 
 
-def training_program(
-    model: GPT, ranks: Sequence[int], *, checkpoint: bool = False, **options: Any
-) -> Program:
-    """What every rank of a (dp, tp, pp) mesh would do in a step of `tiledask.train`.
+def training_program(model: GPT, ranks: Sequence[int], **options: Any) -> Program:
+    """What every rank of a (dp, tp, pp) mesh would do in a step of `tiledask.train`; nothing is
+    computed, so a thousand ranks take a tenth of a second.
 
-    ``checkpoint``: what it would do after the last step instead, if it had a ``folder``.
-
-    The ``options`` are those of `tiledask.train` from ``batch`` to ``recompute``, and so are the
-    errors; nothing is computed, so a thousand ranks take a tenth of a second. The program says its
-    bytes (``traffic``), what each rank holds (``memory``), when everything happens
-    (``timeline``), and whether it is right (``check``).
+    ``options``: those of `tiledask.train` from ``batch`` to ``recompute``, with their errors.
+    The program says its bytes (``traffic``), what each rank holds (``memory``), when everything
+    happens (``timeline``), and whether it is right (``check``).
 
     >>> model = GPT(59, hidden=16, layers=2, heads=4, sequence=8)
     >>> program = training_program(model, (1, 1, 2), batch=4, microbatches=2)
@@ -309,8 +287,6 @@ def training_program(
     begin.0 1F.0 1B.0 1F.1 1B.1 update.0
     """
     config = configured(model, ranks, **options)
-    if checkpoint:
-        return end_program(config, config.shape, saved=True)
     return step_program(config, config.shape)
 
 
@@ -321,31 +297,14 @@ def configured(model: GPT, ranks: Sequence[int], **options: Any) -> TrainingConf
     return TrainingConfig.of(given.arguments)
 
 
-def _check_memory(
-    mesh: Mesh,
-    config: TrainingConfig,
-    asked: Sequence[Program],
-    programs: Callable[[TrainingTerms], Sequence[Program]],
-    seconds: float,
-) -> None:
-    """Raise DoesNotFitError if the slot of a rank leaves less than the programs ``asked`` for hold
-    at their fullest; with other terms, whose ``programs`` would fit."""
-    ledgers = [program.memory for program in asked]
+def _check_memory(mesh: Mesh, programs: Sequence[Program], seconds: float) -> None:
+    """Raise DoesNotFitError if the slot of a rank leaves less than ``programs`` hold at their
+    fullest."""
+    ledgers = [program.memory for program in programs]
     peaks = [max(each.per_place.get(rank, 0) for each in ledgers) for rank in range(mesh.ranks)]
     needs = [int(SLACK * peak) + MARGIN for peak in peaks]
     most = max(ledgers, key=lambda each: each.peak).binding[-1] if max(peaks) else ""
-
-    def other(least: int) -> str:
-        zeros = range(config.zero, 3 if mesh.shape[0] > 1 else config.zero + 1)  # 3 moves more
-        for zero, recompute in product(zeros, sorted({config.recompute, True})):
-            changed = {"zero": zero, "recompute": recompute}
-            new = {name: n for name, n in changed.items() if n != getattr(config, name)}
-            terms: TrainingTerms = replace(config, zero=zero, recompute=recompute)
-            if new and SLACK * max(p.memory.peak for p in programs(terms)) + MARGIN <= least:
-                return ", ".join(f"{name}={n}" for name, n in new.items())
-        return ""
-
-    check_room(mesh.cluster, mesh.at, needs, f"this training, most of it {most},", seconds, other)
+    check_room(mesh.cluster, mesh.at, needs, f"this training, most of it {most},", seconds)
 
 
 def run_training(
@@ -360,30 +319,25 @@ def run_training(
 
     When a worker is lost, all ranks go on from the newest checkpoint.
     """
-    given = program, end, say
-    if mesh is None:
-        done = run_threads(train_rank, config.shape, config, *given, timeout=seconds)
-        return _collected(config, program, end, done, None)
     resumed: list[int] = []
-    folder, history = config.folder, ""
-    if folder is not None and config.save_every is not None:
-        history = new_folder(folder, uuid.uuid4().hex[:12])
 
     def attempt(number: int, left: float) -> Ranks:
-        first = config.first
-        if number and folder is not None and history:
-            first = newest_step(folder, history, mesh.ranks, first)
+        given = program, end, say
+        if mesh is None:
+            return run_threads(train_rank, config.shape, config, *given, timeout=left)
         if number:
-            resumed.append(first)
-        now = replace(config, first=first, attempt=number, history=history)
+            resumed.append(max(steps_in(config.folder), default=0) if config.folder else 0)
+        now = replace(config, done=resumed[-1] if resumed else config.done)
         return run_ranks(train_rank, mesh, now, *given, timeout=left)
 
     try:
+        if mesh is None:
+            return _collected(config, program, end, attempt(0, seconds), None)
         done = retry_lost(mesh.cluster, mesh.at, seconds, attempt, lambda: resumed[-1:])
+        return _collected(config, program, end, done, tuple(resumed))
     finally:
-        if history:
-            shutil.rmtree(history, ignore_errors=True)
-    return _collected(config, program, end, done, tuple(resumed))
+        for path in Path(config.folder).glob(".history-*") if config.folder else ():
+            path.unlink(missing_ok=True)
 
 
 def _collected(
@@ -392,8 +346,8 @@ def _collected(
     """All ranks' parts together. Raises PlacementError if copies of the model differ."""
     each: list[TrainedRank] = done.results
     # in the order of the ranks, (copy, part, stage) of each
-    first, second, third = config.axes
-    places = [(at[first], at[second], at[third]) for at in np.ndindex(config.shape)]
+    copies, slices, devices = (range(config.shape[axis]) for axis in config.axes)
+    places = (tuple(at[axis] for axis in config.axes) for at in np.ndindex(config.shape))
     parts = dict(zip(places, each, strict=True))
     for (copy, slice_, device), part in parts.items():
         if part.digest != parts[0, slice_, device].digest:
@@ -402,11 +356,11 @@ def _collected(
                 f"steps, on tensor rank {slice_} and pipeline rank {device}: what was summed over "
                 f"dp was not the same on both"
             )
-    copies, with_loss = range(config.shape[first]), config.with_loss()
-    losses = np.sum([parts[copy, *at].losses for copy in copies for at in with_loss], axis=0)
+    with_loss = product(copies, config.with_loss())
+    losses = np.sum([parts[copy, *at].losses for copy, at in with_loss], axis=0)
     weights: dict[str, np.ndarray] = {}
-    for device in range(config.shape[third]):
-        found = [parts[0, slice_, device].weights or {} for slice_ in range(config.shape[second])]
+    for device in devices:
+        found = [parts[0, slice_, device].weights or {} for slice_ in slices]
         for name, w in T.put_together(found).items():
             if not np.array_equal(weights.setdefault(name, w), w, equal_nan=True):
                 raise PlacementError(
@@ -415,8 +369,7 @@ def _collected(
                 )
     model, kept = config.model, None
     if resumed is not None:
-        times, seconds = (max(of) for of in zip(*(part.kept[:2] for part in each), strict=True))
-        kept = StateKept(times, seconds, resumed)
+        kept = StateKept(each[0].times, max(part.seconds for part in each), resumed)
     return Trained(
         config,
         np.asarray(losses, float),
@@ -428,6 +381,6 @@ def _collected(
         np.asarray(each[0].norms),
         np.asarray(each[0].scales),
         done.traffic,
-        kept=kept,
-        flops=[part.flops for part in each],
+        kept,
+        [part.flops for part in each],
     )

@@ -13,6 +13,7 @@ All other kernels are tile's, by name.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -20,7 +21,6 @@ import numpy as np
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.programs.runner import Interpreter
-from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.making.zero import flat_name, sharded_parts
@@ -31,9 +31,9 @@ from tiledask.tile.backend import accumulator, array_namespace, as_dtype
 from tiledask.tile.epilogue import pieces
 from tiledask.tile.layers.by_name import KERNELS, RankPart
 from tiledask.tile.memory import Pool
-from tiledask.tile.optimizers import LossScale, guarded, update
+from tiledask.tile.optimizers import Rule, guarded, update
 
-__all__ = ["Guard", "Packing", "Trainer"]
+__all__ = ["Trainer", "stepped", "unpacked"]
 
 MASTER = "master weights"
 Batch = Callable[[int], tuple[np.ndarray, np.ndarray]]
@@ -43,74 +43,34 @@ Write = Callable[[float, Mapping[tuple[str, str], Mapping[str, Any]]], None]
 """Of the last step's loss and (tensor class, unit) -> this rank's arrays by name."""
 
 
-class Packing:
-    """Arrays by name as one flat array, and back; ``shapes``: of each, in their order.
+def unpacked(flat: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Arrays of these shapes, one behind the other in ``flat``, by name: views of it.
 
-    >>> packing = Packing({"w": (2, 2), "b": (2,)})
-    >>> packing.pack({"b": np.array([4, 5]), "w": np.array([[0, 1], [2, 3]])}).tolist()
-    [0, 1, 2, 3, 4, 5]
+    >>> unpacked(np.arange(6), {"w": (2, 2), "b": (2,)})["b"].tolist()
+    [4, 5]
     """
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.shapes = dict(shapes)
-        ends = ends_of(map(prod, shapes.values()))
-        self.size = ends[-1]
-        """Numbers in all arrays."""
-        self._places = dict(zip(shapes, map(slice, ends, ends[1:]), strict=False))
-
-    def pack(self, arrays: Mapping[str, Any]) -> Any:
-        """A new flat array."""
-        parts = [arrays[name].reshape(-1) for name in self.shapes]
-        return array_namespace(*parts).concatenate(parts)
-
-    def unpack(self, flat: Any) -> dict[str, Any]:
-        """The arrays by name: views of ``flat``."""
-        return {name: flat[at].reshape(self.shapes[name]) for name, at in self._places.items()}
+    places = pairwise(ends_of(map(prod, shapes.values())))
+    named = zip(shapes.items(), places, strict=True)
+    return {name: flat[start:stop].reshape(shape) for (name, shape), (start, stop) in named}
 
 
-class Guard:
-    """Decides, alike on all ranks, by what gradients are multiplied and whether a step is taken.
+def stepped(
+    rule: Rule,
+    gradients: Any,
+    states: Mapping[str, Any],
+    updates: int,
+    factor: float = 1.0,
+    divisor: float = 1.0,
+) -> None:
+    """An optimizer's step, in place: of flat ``states``, as ``rule`` calls them, and weights.
 
-    The norm is of all gradients, over all ranks; what several ranks hold (a norm's weights on
-    tensor ranks, a tied table on two stages) is counted once. If it is not finite the step is left
-    out on every rank, and the loss scale falls; above ``clip`` every gradient is multiplied by
-    clip / norm.
+    Single precision in between; of some numbers at a time, which stay in cache.
     """
-
-    def __init__(self, scale: LossScale | None, clip: float | None) -> None:
-        self.scale, self.clip = scale, clip
-        self.norms: list[float] = []
-        """The norm in every step so far: of the loss's own gradients, before they are clipped."""
-
-    @property
-    def loss_scale(self) -> float:
-        """The factor of the next loss."""
-        return 1.0 if self.scale is None else self.scale.scale
-
-    def factor(self, squares: float) -> float | None:
-        """What gradients are multiplied with; None if there is no step to take.
-
-        ``squares``: the sum of all gradients', in float64, scaled as the loss is.
-        """
-        self.norms.append(math.sqrt(squares) / self.loss_scale)
-        self.scale, factor = guarded(self.norms[-1], self.scale, self.clip)
-        return factor
-
-
-def squares(flat: Any, mine: Any) -> float:
-    """The sum of squares, in float64, of the numbers of ``flat`` where ``mine`` is true, or of all.
-
-    What is not finite counts wherever it is: a replica that overflows alone would be stepped alone.
-
-    >>> squares(np.full(3, 300, np.float16), np.array([True, False, True]))
-    180000.0
-    """
-    wide = flat.astype(np.float64)
-    total = wide @ wide
-    if mine is not None and math.isfinite(total):
-        wide = wide[mine]
-        total = wide @ wide
-    return float(total)
+    for piece in pieces(gradients):
+        mine = {tensor: array[piece] for tensor, array in states.items()}
+        made = update(rule, mine, gradients[piece], updates, factor, divisor)
+        for tensor, array in mine.items():
+            array[...] = made[tensor]
 
 
 class Trainer:
@@ -131,34 +91,47 @@ class Trainer:
         end: Program | None = None,
         pool: Pool | None = None,
     ) -> None:
-        self.rank, self.job = rank, job
+        self.rank, self.job, self.program = rank, job, program
         self.pool = Pool(backend=rank.backend) if pool is None else pool
-        self.guard = Guard(job.scale, job.clip)
-        copies, self.tensor, stages = (self._along(program, axis) for axis in job.axes)
-        self.units = job.units(stages.rank)
-        self.tilings = {unit: job.model.tilings(unit, self.tensor.size) for unit in self.units}
-        self.packings = {
-            unit: Packing(job.model.shapes(unit, self.tensor.size, self.tensor.rank))
-            for unit in self.units
-        }
-        sizes = {unit: packing.size for unit, packing in self.packings.items()}
-        self.parts = sharded_parts(sizes, copies.size, copies.rank)
+        self.scale = job.scale
+        """The LossScale of the next step, if there is one."""
+        self.norms: list[float] = []
+        """Of the loss's own gradients in every step so far, before they are clipped."""
+        degrees, here = program.shape, program.coordinates[rank.index]
+        data, self.axis, stage = job.axes
+        self.slice, slices = here[self.axis], degrees[self.axis]
+        self.units = job.units(here[stage])
+        self.tilings = {unit: job.model.tilings(unit, slices) for unit in self.units}
+        self.shapes = {unit: job.model.shapes(unit, slices, self.slice) for unit in self.units}
+        self.sizes = {unit: sum(map(prod, of.values())) for unit, of in self.shapes.items()}
+        self.parts = sharded_parts(self.sizes, degrees[data], here[data])
         kept = job.recipe.states
-        self.sharded = {s.tensor: s.sharded(job.zero) and copies.size > 1 for s in kept}
+        self.sharded = {s.tensor: s.sharded(job.zero) and degrees[data] > 1 for s in kept}
         self.arrays = {s.tensor: self._states(s) for s in kept}
         """Tensor class -> unit -> what this rank keeps: flat, all of it or its part."""
         for unit in self.units:
             drawn = [tensor for tensor in ("weights", MASTER) if tensor in self.arrays]
             self.draw(unit, {tensor: self.arrays[tensor][unit] for tensor in drawn})
         self.numbers = {name: np.zeros(()) for name in ("loss", "updates", "scale")}
-        self.numbers["scale"][...] = self.guard.loss_scale
         self.batch: Batch | None = None
         self._drawn: tuple[int, Any] = -1, None
+        self._write: Write | None = None
+        self._brought: dict[str, T.Placed] = {}
+        self.resume(0)
         state = self._state_of(program)
         self._runner = self._interpreter(program, state)
         self._end = None if end is None else self._interpreter(end, state)
-        self._write: Write | None = None
-        self._brought: dict[str, T.Placed] = {}
+
+    def _states(self, state: Any) -> dict[str, Any]:
+        """By unit, zeros of one tensor class: of all its numbers, or where it is sharded of this
+        rank's."""
+        dtype = as_dtype(self.job.dtype if state.bytes == 2 else f"float{8 * state.bytes}")
+        made = {}
+        for unit, size in self.sizes.items():
+            here = self.parts[unit] if self.sharded[state.tensor] else slice(0, size)
+            made[unit] = self.pool.empty(state.tensor, (here.stop - here.start,), dtype)
+            made[unit][...] = 0
+        return made
 
     def _state_of(self, program: Program) -> dict[str, Any]:
         """By buffer, what the program finds on this rank."""
@@ -168,7 +141,9 @@ class Trainer:
         for unit in self.units:
             name = flat_name("owned", unit)
             if name in program.role(self.rank.index).state:
-                owned = self._owned(unit)
+                # numbers that are stepped here, and that no tensor rank before this one holds
+                of = [t.owned(self.slice).ravel() for t in self.tilings[unit].values()]
+                owned = np.concatenate(of)[self.parts[unit] if self.job.zero else ...]
                 state[name] = None if owned.all() else self.rank.on_device(owned)
         model, xp = self.job.model, self.rank.backend
         if model.gated:
@@ -177,6 +152,13 @@ class Trainer:
                 at, width, base=model.base, dtype=self.job.dtype, xp=xp
             )
         return state
+
+    def _interpreter(self, program: Program, state: Mapping[str, Any]) -> Interpreter:
+        return Interpreter(self.rank, program, state, self._bind)
+
+    def _bind(self, op: Op, _: str, options: dict[str, Any]) -> Callable[..., Any]:
+        kernel = getattr(self, f"_{op.name}", None) or KERNELS[op.name]
+        return partial(kernel, **options) if options else kernel
 
     def step(self, batch: Batch) -> float:
         """The loss of this rank's rows: the sum of their tokens' over all tokens of all ranks; 0
@@ -195,49 +177,23 @@ class Trainer:
             self._end.run()
         return self._brought
 
-    def _along(self, program: Program, axis: int) -> Group:
-        """The ranks that differ from this one along an axis of the program's mesh only."""
-        return self.rank.group().among(program.along(self.rank.index, (axis,)))
-
-    def _interpreter(self, program: Program, state: Mapping[str, Any]) -> Interpreter:
-        return Interpreter(self.rank, program, state, self._bind)
-
-    def close(self) -> None:
-        """Let go of all arrays at once."""
-        for interpreter in filter(None, (self._runner, self._end)):
-            interpreter.close()
-        for units in self.arrays.values():
-            units.clear()
+    def resume(self, updates: int) -> None:
+        """Go on after so many updates, with the loss scale that there is now."""
+        self.numbers["updates"][...] = updates
+        self.numbers["scale"][...] = self.scale.scale if self.scale else 1.0
 
     # -- what is kept -----------------------------------------------------------------------------
 
-    @property
-    def updates(self) -> int:
-        """How many steps were taken."""
-        return int(self.numbers["updates"])
-
-    def resume(self, updates: int) -> None:
-        """Go on after so many updates, with the guard's scale."""
-        self.numbers["updates"][...] = updates
-        self.numbers["scale"][...] = self.guard.loss_scale
-
-    @property
-    def held(self) -> dict[str, int]:
-        """Bytes that this rank keeps, by tensor class."""
-        return {
-            tensor: sum(array.nbytes for array in arrays.values())
-            for tensor, arrays in self.arrays.items()
-        }
-
     def put(self, tensor: str, unit: str, arrays: Mapping[str, Any]) -> None:
         """Take the numbers of a unit from arrays by weight: of all of them this rank's part."""
-        flat, kept = self.packings[unit].pack(arrays), self.arrays[tensor][unit]
+        parts = [arrays[name].reshape(-1) for name in self.shapes[unit]]
+        flat, kept = array_namespace(*parts).concatenate(parts), self.arrays[tensor][unit]
         kept[...] = flat[self.parts[unit]] if self.sharded[tensor] else flat
 
     def draw(self, unit: str, into: Mapping[str, Any]) -> None:
         """Newly drawn weights of a unit, one after the other, into flat arrays by tensor class: of
         all numbers, or where the class is sharded of this rank's."""
-        whole, at = slice(0, self.packings[unit].size), 0
+        whole, at = slice(0, self.sizes[unit]), 0
         for size, drawn in self._draws(unit):
             flat = None
             for tensor, kept in into.items():
@@ -250,38 +206,21 @@ class Trainer:
 
     def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
         """(how many numbers, what draws them) of a unit's weights, one after the other."""
-        job, shapes = self.job, self.packings[unit].shapes
+        job, group = (
+            self.job,
+            self.rank.group().among(self.program.along(self.rank.index, (self.axis,))),
+        )
         layout = {name: tiling.placements[0] for name, tiling in self.tilings[unit].items()}
         options = layout, job.seed, f"{unit}.", accumulator(job.dtype), self.rank.backend
 
         def drawn(one: dict[str, Any]) -> Any:
-            (w,) = T.draw_sharded(self.tensor, one, *options).values()
+            (w,) = T.draw_sharded(group, one, *options).values()
             return w.local.reshape(-1)
 
         for name, parameter in job.model.parameters(unit).items():
-            yield prod(shapes[name]), partial(drawn, {name: parameter})
-
-    def _states(self, state: Any) -> dict[str, Any]:
-        dtype = as_dtype(self.job.dtype if state.bytes == 2 else f"float{8 * state.bytes}")
-        made = {}
-        for unit, packing in self.packings.items():
-            here = self.parts[unit]
-            size = here.stop - here.start if self.sharded[state.tensor] else packing.size
-            made[unit] = self.pool.empty(state.tensor, (size,), dtype)
-            made[unit][...] = 0
-        return made
-
-    def _owned(self, unit: str) -> np.ndarray:
-        """Which of the numbers that are stepped here no tensor rank before this one holds."""
-        tilings = self.tilings[unit].values()
-        flat = np.concatenate([tiling.owned(self.tensor.rank).ravel() for tiling in tilings])
-        return flat[self.parts[unit]] if self.job.zero else flat
+            yield prod(self.shapes[unit][name]), partial(drawn, {name: parameter})
 
     # -- kernels ----------------------------------------------------------------------------------
-
-    def _bind(self, op: Op, _: str, options: dict[str, Any]) -> Callable[..., Any]:
-        kernel = getattr(self, f"_{op.name}", None) or KERNELS[op.name]
-        return partial(kernel, **options) if options else kernel
 
     def _tokens(self, which: int) -> Any:
         """ids or targets of the micro-batch under way, drawn once for both."""
@@ -304,29 +243,40 @@ class Trainer:
         total += float(loss) / shares
 
     def _square_sum(self, *reads: Any, masked: tuple[bool, ...]) -> np.ndarray:
+        """In float64, of flat gradients, or of the numbers of one that its mask says are counted
+        here. What is not finite counts wherever it is: a replica would be stepped alone."""
         left, total = iter(reads), 0.0
         for has_mask in masked:
-            g = next(left)
-            total += squares(g, next(left) if has_mask else None)
+            wide = next(left).astype(np.float64)
+            mine, square = next(left) if has_mask else None, wide @ wide
+            if mine is not None and math.isfinite(square):
+                wide = wide[mine]
+                square = wide @ wide
+            total += float(square)
         return np.asarray(total, np.float64)
 
     def _guard(self, total: Any, scale: np.ndarray) -> tuple[float, float]:
+        """What gradients are multiplied with, not a number if there is no step to take, and what
+        they are divided by; alike on all ranks.
+
+        ``total``: the squares of all gradients, scaled as the loss is; what several ranks hold (a
+        norm's weights on tensor ranks, a tied table on two stages) is in it once.
+        """
         divisor = float(scale)
-        factor = self.guard.factor(float(total))
-        scale[...] = self.guard.loss_scale
-        return (np.nan if factor is None else factor), divisor
+        self.norms.append(math.sqrt(float(total)) / divisor)
+        self.scale, factor = guarded(self.norms[-1], self.scale, self.job.clip)
+        if self.scale is not None:
+            scale[...] = self.scale.scale
+        return np.nan if factor is None else factor, divisor
 
     def _write_checkpoint(self, loss: Any, *flat: Any, what: tuple[tuple[str, str], ...]) -> None:
-        whole = {
-            (tensor, unit): self.packings[unit].unpack(array)
-            for (tensor, unit), array in zip(what, flat, strict=True)
-        }
         assert self._write is not None
-        self._write(float(loss), whole)
+        found = zip(what, flat, strict=True)
+        self._write(float(loss), {at: unpacked(array, self.shapes[at[1]]) for at, array in found})
 
     def _bring(self, *flat: Any, units: tuple[str, ...]) -> None:
         for unit, weights in zip(units, flat, strict=True):
-            for name, array in self.packings[unit].unpack(weights).items():
+            for name, array in unpacked(weights, self.shapes[unit]).items():
                 self._brought[f"{unit}.{name}"] = T.Placed(array, self.tilings[unit][name])
 
     def _cast(self, weights: Any) -> Any:
@@ -350,16 +300,5 @@ class Trainer:
         new = None
         if part is not None:
             mine["weights"] = new = mine["weights"][part.here]
-        for piece in pieces(gradients):
-            of_piece = {tensor: array[piece] for tensor, array in mine.items()}
-            made = update(
-                self.job.rule,
-                of_piece,
-                gradients[piece],
-                int(updates),
-                float(factor),
-                float(divisor),
-            )
-            for tensor, array in of_piece.items():
-                array[...] = made[tensor]
+        stepped(self.job.rule, gradients, mine, int(updates), factor, divisor)
         return new
