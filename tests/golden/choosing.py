@@ -2,60 +2,34 @@
 what is shipped, diagnoses, closed forms."""
 
 import json
-from functools import cache
 from typing import Any
 
+from oracles import published
 from oracles.traces import recorded_traces
 
 import tiledask as td
 from golden.plan import case_of, words
-from golden.store import GoldenSet
-
-# -- the one place that looks inside ---------------------------------------------------------------
-
-
-def accuracy_groups() -> Any:
-    """The groups of rows of the accuracy page."""
-    from oracles import published
-
-    return published.groups()
-
-
-# -- time ------------------------------------------------------------------------------------------
+from golden.store import GoldenSet, picked
 
 
 def step(given: dict[str, Any]) -> Any:
     case, named = case_of(given)
     found = td.estimate_step(*case, **named)
-    return {
-        "total": found.total,
-        "parts": list(found.to_dict()["parts"].values()),
-        "mfu": found.mfu,
-        "tokens_per_second": found.tokens_per_second,
-        "error": found.error,
-    }
-
-
-# -- choosing --------------------------------------------------------------------------------------
+    parts = list(found.to_dict()["parts"].values())
+    return picked(found, "total mfu tokens_per_second error") | {"parts": parts}
 
 
 def best(given: dict[str, Any]) -> Any:
     """How many were looked at and fit, and the first three."""
-    named: dict[str, Any] = {"framework": given["framework"]} if "framework" in given else {}
+    named = {name: given[name] for name in ("sequence", "framework") if name in given}
     if "space" in given:
         named["space"] = td.Space(**{k: tuple(v) for k, v in given["space"].items()})
-    found = td.search(
-        given["model"], given["cluster"], given["batch"], sequence=given["sequence"], **named
-    )
-    facts = found.to_dict(3)
-    return {
-        "considered": facts["considered"],
-        "counts": facts["counts"],
-        "plans": [
-            [words(row["layout"]), row["verdict"], row["peak"], row["seconds"]]
-            for row in facts["plans"]
-        ],
-    }
+    facts = td.search(given["model"], given["cluster"], given["batch"], **named).to_dict(3)
+    rows = [
+        [words(row["layout"]), row["verdict"], row["peak"], row["seconds"]]
+        for row in facts["plans"]
+    ]
+    return {"considered": facts["considered"], "counts": facts["counts"], "plans": rows}
 
 
 def advice(given: dict[str, Any]) -> Any:
@@ -70,13 +44,9 @@ def advice(given: dict[str, Any]) -> Any:
 
 
 def relaxed(given: dict[str, Any]) -> Any:
-    found = td.sensitivity(
-        given["model"], given["cluster"], given["batch"], sequence=given["sequence"]
-    )
+    asked = given["model"], given["cluster"], given["batch"]
+    found = td.sensitivity(*asked, sequence=given["sequence"])
     return {each.limit: each.speedup for each in found}
-
-
-# -- configurations of frameworks ------------------------------------------------------------------
 
 
 def exported(given: dict[str, Any]) -> Any:
@@ -88,23 +58,13 @@ def exported(given: dict[str, Any]) -> Any:
         again = words(back.layout)
     except ValueError as refused:
         again = type(refused).__name__
-    text = found.text
-    if given["to"] == "deepspeed":
-        text = json.loads(text)
+    text = json.loads(found.text) if given["to"] == "deepspeed" else found.text
     return {"text": text, "notes": len(found.notes), "read_back": again}
-
-
-# -- published numbers, and what is shipped --------------------------------------------------------
-
-
-@cache
-def _accuracy() -> dict[str, Any]:
-    return {group.name: group for group in accuracy_groups()}
 
 
 def accuracy(given: dict[str, Any]) -> Any:
     """[case, quantity, published, ours, whether it was fitted] of every row."""
-    group = _accuracy()[given["source"]]
+    group = next(each for each in published.groups() if each.name == given["source"])
     return [
         [row.case, row.quantity, row.published, row.ours, row.calibration] for row in group.rows
     ]
@@ -115,39 +75,22 @@ def of_file(given: dict[str, Any]) -> Any:
     name = given["name"]
     if given["kind"] == "models":
         model = td.load_model(name)
-        whole = td.estimate_memory(model, td.Layout(), "fp16-weights", 512)
-        states = dict(whole.ledger.by_tensor(0))
-        return {"parameters": model.parameters, "bytes of 512 tokens": states}
+        whole = td.estimate_memory(model, td.Layout(), "fp16-weights", 512).ledger.by_tensor(0)
+        return {"parameters": model.parameters, "bytes of 512 tokens": dict(whole)}
     if given["kind"] == "hardware":
-        cluster = td.load_cluster(f"2x{name}")
-        step = td.estimate_step("gpt2", td.Layout(dp=2), cluster, sequence=1024)
-        return {
-            "bytes": cluster.device.memory_bytes,
-            "node": cluster.devices_per_node,
-            "gpt2": step.total,
-        }
+        there = td.load_cluster(f"2x{name}")
+        step = td.estimate_step("gpt2", td.Layout(dp=2), there, sequence=1024).total
+        return {"bytes": there.device.memory_bytes, "node": there.devices_per_node, "gpt2": step}
     return dict(td.formulas.state_bytes(10**9, name, 0, 4))
-
-
-# -- diagnoses of recorded runs --------------------------------------------------------------------
 
 
 def diagnosis(given: dict[str, Any]) -> Any:
     facts = td.diagnose(str(recorded_traces()[given["trace"]])).to_dict()
-    found = facts["findings"]
-    return {
-        "makespan": facts["makespan"],
-        "idle": facts["idle_share"],
-        **{
-            name: found[name]["value"]
-            for name in ("devices", "microbatches", "schedule")
-            if name in found
-        },
-        "causes": sorted(facts["causes"], key=facts["causes"].get, reverse=True)[:2],
-    }
-
-
-# -- closed forms ----------------------------------------------------------------------------------
+    causes = sorted(facts["causes"], key=facts["causes"].get, reverse=True)[:2]
+    of_run = {"makespan": facts["makespan"], "idle": facts["idle_share"], "causes": causes}
+    found = {name: each["value"] for name, each in facts["findings"].items()}
+    kinds = found.keys() & {"devices", "microbatches", "schedule"}
+    return of_run | {name: found[name] for name in kinds}
 
 
 def values_of(given: dict[str, Any]) -> Any:

@@ -8,45 +8,11 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from typing import Any
 
+from oracles.tasks import ANSWERS, FOUND, task
+
 import tiledask as td
-from golden.store import MACHINE, GoldenSet, digest
-
-# -- the one place that looks inside ---------------------------------------------------------------
-
-
-def answers() -> dict[str, list]:
-    """Task -> the answers to it that JSON cannot hold."""
-    from oracles.tasks import ANSWERS
-
-    return ANSWERS
-
-
-def task(name: str) -> Any:
-    from oracles.tasks import task
-
-    return task(name)
-
-
-def found(name: str) -> Any:
-    """An answer that meets every target."""
-    from oracles.tasks import FOUND
-
-    return FOUND[name](task(name))
-
-
-def worked(level: Any) -> str:
-    """The answer that the working of a level ends in."""
-    return level.lines[-1].removeprefix("Answer: ")
-
-
-def main(words: list[str]) -> int:
-    """The command line."""
-    from tiledask.cli import main
-
-    return main(words)
-
-
-# -- questions -------------------------------------------------------------------------------------
+from golden.store import MACHINE, GoldenSet, digest, picked
+from tiledask.cli import main
 
 
 def others() -> dict[int, dict[str, Any]]:
@@ -67,43 +33,29 @@ def values(given: dict[str, Any]) -> Any:
 
 def words(given: dict[str, Any]) -> Any:
     """What is said of a question with its usual inputs: the numbers in it are nowhere else."""
-    found = td.ask(given["question"], run=False)
-    return {"asked": found.asked, "answer": found.answer, "working": found.working}
-
-
-# -- judged answers --------------------------------------------------------------------------------
+    return picked(td.ask(given["question"], run=False), "asked answer working")
 
 
 def answer_of(given: dict[str, Any]) -> Any:
     """The answer of a row: a right one, which is found, one of `answers`, or what is written."""
     name, answer = given["task"], given["answer"]
     if answer == "right":
-        return found(name)
-    return answers()[name][answer] if isinstance(answer, int) else ast.literal_eval(answer)
+        return FOUND[name](task(name))
+    return ANSWERS[name][answer] if isinstance(answer, int) else ast.literal_eval(answer)
 
 
 def result(given: dict[str, Any]) -> Any:
     """Whether it is legal, its stars, and of every target what is reached, wanted and best."""
     it = task(given["task"]).result(answer_of(given))
-    return {
-        "solved": bool(it),
-        "legal": it.legal,
-        "stars": it.stars,
-        "targets": [[t.got, t.wanted, t.best] for t in it.targets],
-    }
-
-
-# -- the ladder of idle time -----------------------------------------------------------------------
+    targets = [[t.got, t.wanted, t.best] for t in it.targets]
+    return {"solved": bool(it), "targets": targets, **picked(it, "legal stars")}
 
 
 def level(given: dict[str, Any]) -> Any:
     """The answer that the working ends in, which the same level judges as right."""
     it = td.tasks.idle_level(given["level"], given["seed"])
-    answer = worked(it)
+    answer = it.lines[-1].removeprefix("Answer: ")
     return {"answer": answer, "solved": bool(it.result(answer))}
-
-
-# -- what commands print as JSON -------------------------------------------------------------------
 
 
 def keys(given: dict[str, Any], cluster: Any = None) -> Any:

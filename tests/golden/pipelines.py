@@ -3,9 +3,7 @@
 from typing import Any
 
 import tiledask as td
-from golden.store import GoldenSet, digest
-
-# -- schedules -------------------------------------------------------------------------------------
+from golden.store import GoldenSet, digest, picked
 
 
 def orders(given: dict[str, Any]) -> Any:
@@ -50,9 +48,6 @@ def nanoseconds(idle: dict[str, float]) -> list[float]:
     return [round(seconds, 9) + 0.0 for seconds in idle.values()]
 
 
-# -- links: what a transfer takes ------------------------------------------------------------------
-
-
 def over_links(given: dict[str, Any]) -> Any:
     made = td.schedule(given["name"], given["stages"], given["microbatches"], **given["options"])
     found = td.simulate(made, **given["times"])
@@ -65,9 +60,6 @@ def over_links(given: dict[str, Any]) -> Any:
     }
 
 
-# -- programs of schedules -------------------------------------------------------------------------
-
-
 def program(given: dict[str, Any]) -> Any:
     made = td.schedule(given["name"], given["stages"], given["microbatches"], **given["options"])
     found = td.program(
@@ -77,38 +69,19 @@ def program(given: dict[str, Any]) -> Any:
     return {
         "text": text if given["name"] == "1f1b" and found.ranks == 2 else digest(text),
         "read_back": str(td.Program.from_text(found.to_text())) == text,
-        "sent": list(found.traffic.sent),
-        "received": list(found.traffic.received),
-        "messages": list(found.traffic.messages),
         "peaks": list(found.memory.per_place.values()),
+        **picked(found.traffic, "sent received messages"),
     }
-
-
-# -- cuts ------------------------------------------------------------------------------------------
 
 
 def cut(given: dict[str, Any]) -> Any:
     if "equal" in given:
         return ["-".join(map(str, td.partition(n, given["stages"]).sizes)) for n in given["equal"]]
-    found = td.partition(**given)
-    return {
-        "bounds": list(found.bounds),
-        "bottleneck": found.bottleneck,
-        "times": list(found.times),
-        "place": list(found.place),
-    }
+    return picked(td.partition(**given), "bounds bottleneck times place")
 
 
 def verdict(given: dict[str, Any]) -> Any:
-    found = td.judge(**given)
-    return {
-        "ok": found.ok,
-        "rule": found.rule,
-        "crossings": found.crossings,
-        "bottleneck": found.bottleneck,
-        "optimum": found.optimum,
-        "times": list(found.times),
-    }
+    return picked(td.judge(**given), "ok rule crossings bottleneck optimum times")
 
 
 SETS = (

@@ -1,20 +1,14 @@
-"""Golden values of the planner: ledgers, texts of their formulas, verdicts, fixes, borders."""
+"""Golden values of the planner: ledgers, verdicts, fixes, borders."""
 
 from dataclasses import replace
 from typing import Any
 
 import tiledask as td
-from golden.store import GoldenSet, digest
-
-# -- what is given, as plain values ----------------------------------------------------------------
+from golden.store import GoldenSet, digest, picked
 
 
 def model_of(given: Any) -> Any:
     return td.load_model(given) if isinstance(given, str) else td.Model(**given)
-
-
-def layout_of(given: dict[str, Any]) -> Any:
-    return td.Layout(**given)
 
 
 def recipe_of(given: Any) -> Any:
@@ -33,7 +27,7 @@ def case_of(given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     named = {"framework": given["framework"]} if given.get("framework") else {}
     return (
         model_of(given["model"]),
-        layout_of(given["layout"]),
+        td.Layout(**given["layout"]),
         cluster,
         recipe_of(given["recipe"]),
         given["sequence"],
@@ -44,9 +38,6 @@ def words(layout: Any) -> str:
     """The fields of a layout, or of one as JSON has it, that are not as usual."""
     found, usual = layout if isinstance(layout, dict) else vars(layout), vars(td.Layout())
     return " ".join(f"{name}={found[name]}" for name in usual if found[name] != usual[name])
-
-
-# -- memory and verdicts ---------------------------------------------------------------------------
 
 
 def ledger(given: dict[str, Any]) -> Any:
@@ -78,15 +69,6 @@ def ledger(given: dict[str, Any]) -> Any:
     return found
 
 
-def formula(given: dict[str, Any]) -> Any:
-    """ "tensor, moment" -> [bytes, text] of the first stage."""
-    (model, layout, _, recipe, sequence), _ = case_of(given)
-    rows = td.estimate_memory(model, layout, recipe, sequence).ledger.rows
-    return {
-        f"{row.tensor}, {row.moment}": [row.bytes, row.formula] for row in rows if row.place == 0
-    }
-
-
 def fix(given: dict[str, Any]) -> Any:
     """The layout that is said to fit, its devices and how many are missing."""
     case, named = case_of(given)
@@ -94,13 +76,8 @@ def fix(given: dict[str, Any]) -> Any:
     found = fit.smallest_fix
     if found is None:
         return {"verdict": fit.verdict, "fix": None}
-    return {
-        "verdict": fit.verdict,
-        "fix": words(found.layout),
-        "changed": sorted(found.changed),
-        "devices": found.devices,
-        "missing": found.missing,
-    }
+    changed = {"fix": words(found.layout), "changed": sorted(found.changed)}
+    return {"verdict": fit.verdict, **changed, **picked(found, "devices missing")}
 
 
 def border(given: dict[str, Any]) -> Any:
@@ -124,7 +101,6 @@ def border(given: dict[str, Any]) -> Any:
 
 SETS = (
     GoldenSet("ledgers", ledger),
-    GoldenSet("formula_texts", formula),
     GoldenSet("borders", border),
     GoldenSet("fixes", fix),
     GoldenSet("fixes_long", fix, "slow"),

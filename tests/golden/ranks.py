@@ -6,25 +6,14 @@ from typing import Any
 import numpy as np
 
 import tiledask as td
-from golden.store import MACHINE, GoldenSet, bits, digest, numbers, summary
+from golden.store import MACHINE, GoldenSet, bits, digest, moved, numbers, summary
 from golden.tile import dtype_of
-
-# -- the one place that looks inside ---------------------------------------------------------------
-
-
-def plan_product(name: str, a: Any, b: Any, **options: Any) -> Any:
-    """Who multiplies what, in which order; td.explain needs arrays on workers for it."""
-    return td.algorithms[name](a, b, **options)
-
-
-def options_of(name: str) -> tuple[str, ...]:
-    return td.algorithms[name].options
 
 
 def panels_of(plan: Any) -> list[Any]:
     """By rank the panels in their order: the interval of k, and which ranks' pieces."""
     return [
-        [[panel.depth, [p.source for p in panel.a], [p.source for p in panel.b]] for panel in mine]
+        [[each.depth, [p.source for p in each.a], [p.source for p in each.b]] for each in mine]
         for mine in plan.panels
     ]
 
@@ -34,29 +23,14 @@ def addends_of(plan: Any) -> list[Any]:
     return [[[p.source, p.region] for p in mine] for mine in plan.partials] if plan.sums else []
 
 
-def programs_of(group: Any) -> list[str]:
-    """Texts of the layers' programs that a group has run."""
-    return [str(layer.program) for layer in group.bound.values()]
-
-
 def records_of(done: Any, ranks: int) -> list[list[list[Any]]]:
     """By rank what was called, by kind: [kind, calls, sent, received, messages]."""
-    found = []
-    for rank in range(ranks):
-        rows = done.records.where(rank=rank)
-        kinds = sorted({row.kind for row in rows})
-        found.append(
-            [
-                [kind, len(of), sum(r.sent for r in of), sum(r.received for r in of),
-                 sum(r.messages for r in of)]
-                for kind in kinds
-                for of in [[row for row in rows if row.kind == kind]]
-            ]
-        )  # fmt: skip
-    return found
-
-
-# -- placements ------------------------------------------------------------------------------------
+    found: list[dict[str, list[Any]]] = [{} for _ in range(ranks)]
+    for row in done.records:
+        counts = found[row.rank].setdefault(row.kind, [row.kind, 0, 0, 0, 0])
+        for n, more in enumerate((1, row.sent, row.received, row.messages), 1):
+            counts[n] += more
+    return [[counts[kind] for kind in sorted(counts)] for counts in found]
 
 
 def placement(name: str) -> Any:
@@ -70,7 +44,9 @@ def tiling(shape: list[int], mesh: list[int], placements: list[str]) -> Any:
     return td.Tiling(tuple(shape), tuple(mesh), tuple(map(placement, placements)))
 
 
-# -- plans of products -----------------------------------------------------------------------------
+def panel(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The width of panels, for an algorithm that has them."""
+    return {"panel": given["panel"]} if "panel" in td.algorithms[name].options else {}
 
 
 def planned(given: dict[str, Any]) -> Any:
@@ -80,25 +56,22 @@ def planned(given: dict[str, Any]) -> Any:
     b = tiling([k, n], given["mesh"], given["b"])
     found: dict[str, Any] = {}
     for name in td.algorithms:
-        told = {"panel": given["panel"]} if "panel" in options_of(name) else {}
         try:
-            plan = plan_product(name, a, b, **told)
+            plan = td.algorithms[name](a, b, **panel(name, given))
         except ValueError as refused:
             found[name] = type(refused).__name__
             continue
-        moved = plan.traffic(given["itemsize"], max(4, given["itemsize"]))
+        traffic = plan.traffic(given["itemsize"], max(4, given["itemsize"]))
+        by_rank = moved(traffic)
+        if traffic.ranks > 4:
+            by_rank |= {"sent": digest(traffic.sent), "received": digest(traffic.received)}
         found[name] = {
-            "total": moved.total,
-            "sent": list(moved.sent) if moved.ranks <= 4 else digest(moved.sent),
-            "received": list(moved.received) if moved.ranks <= 4 else digest(moved.received),
-            "messages": moved.count,
+            "total": traffic.total,
+            **by_rank,
             "order": digest(panels_of(plan), addends_of(plan)),
             "result": str(plan.result),
         }
     return found
-
-
-# -- products and redistributions on workers -------------------------------------------------------
 
 
 def run_product(given: dict[str, Any], cluster: Any) -> Any:
@@ -112,21 +85,16 @@ def run_product(given: dict[str, Any], cluster: Any) -> Any:
     a = td.distribute((numbers(1, m, k) * spread).astype(dtype), mesh, map(placement, given["a"]))
     b = td.distribute(numbers(2, k, n).astype(dtype), mesh, map(placement, given["b"]))
     name = given["algorithm"]
-    told = {"panel": given["panel"]} if "panel" in options_of(name) else {}
-    c = td.matmul(a, b, algorithm=name, kernel="tiled", tile=(8, 8, 1), **told)
-    moved = c.traffic.measured
-    row = td.explain(a, b)[name]
+    c = td.matmul(a, b, algorithm=name, kernel="tiled", tile=(8, 8, 1), **panel(name, given))
     return {
         "bits": bits(td.to_numpy(c)),
         "placements": str(c.placements),
-        "sent": list(moved.sent),
-        "received": list(moved.received),
-        "messages": moved.count,
-        "peak": row.peak,
+        "peak": td.explain(a, b)[name].peak,
+        **moved(c.traffic.measured),
     }
 
 
-def moved(given: dict[str, Any], cluster: Any) -> Any:
+def redistributed(given: dict[str, Any], cluster: Any) -> Any:
     """Bits, the collective's name, bytes by rank; partial sums are those of a local product."""
     mesh = td.Mesh(cluster, tuple(given["mesh"]))
     if given["from"] == ["P"]:
@@ -138,17 +106,8 @@ def moved(given: dict[str, Any], cluster: Any) -> Any:
     else:
         array = td.distribute(numbers(3, 11, 7), mesh, map(placement, given["from"]))
     found = td.redistribute(array, list(map(placement, given["to"])))
-    measured = found.traffic.measured
-    return {
-        "bits": bits(td.to_numpy(found)),
-        "made_by": str(found.made_by),
-        "sent": list(measured.sent),
-        "received": list(measured.received),
-        "messages": measured.count,
-    }
-
-
-# -- collectives -----------------------------------------------------------------------------------
+    made = {"bits": bits(td.to_numpy(found)), "made_by": str(found.made_by)}
+    return made | moved(found.traffic.measured)
 
 
 def collectives(given: dict[str, Any]) -> Any:
@@ -220,7 +179,8 @@ def split_layer(given: dict[str, Any]) -> Any:
         ]
         y, kept = getattr(T, name)(group, spread[0], mine, *told, regather=given["regather"])
         dx, grads = getattr(T, f"{name}_grad")(group, spread[1], kept, mine)
-        return {"y": y, "dx": dx, **grads}, programs_of(group)
+        programs = [str(layer.program) for layer in group.bound.values()]
+        return {"y": y, "dx": dx, **grads}, programs
 
     done = td.run_threads(program, t)
     results = [arrays for arrays, _ in done.results]
@@ -245,5 +205,5 @@ SETS = (
     GoldenSet("collectives", collectives),
     GoldenSet("split_layers", split_layer),
     GoldenSet("products", run_product, "cluster"),
-    GoldenSet("redistributions", moved, "cluster"),
+    GoldenSet("redistributions", redistributed, "cluster"),
 )

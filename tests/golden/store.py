@@ -87,9 +87,6 @@ def compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-# -- plain values ----------------------------------------------------------------------------------
-
-
 def plain(value: Any) -> Any:
     """``value`` as JSON has it: tuples as lists, arrays' numbers as numbers, keys as text."""
     if isinstance(value, Mapping):
@@ -110,6 +107,16 @@ def plain(value: Any) -> Any:
 def _shorter(value: float) -> float:
     """To 15 digits, which is far within NEAR."""
     return float(f"{value:.15g}")
+
+
+def picked(found: Any, names: str) -> dict[str, Any]:
+    """These attributes of it, by name."""
+    return {name: getattr(found, name) for name in names.split()}
+
+
+def moved(traffic: Any) -> dict[str, Any]:
+    """Bytes by rank, and messages."""
+    return picked(traffic, "sent received") | {"messages": traffic.count}
 
 
 def digest(*values: Any) -> str:
@@ -147,13 +154,9 @@ def machine() -> str:
     """Bits of a probe: of functions and sums that libraries round by the processor."""
     x, y = 3 * numbers(1, 40, 60), numbers(2, 60, 50)
     found = [np.exp(x), np.tanh(x), np.log(np.abs(x) + 1), np.sin(x), x @ y]
-    for half in ("float32",):
-        a, b = x.astype(half), y.astype(half)
-        found += [np.exp(a), np.tanh(a), a @ b, np.einsum("ij,jk->ik", a, b)]
+    a, b = x.astype("float32"), y.astype("float32")
+    found += [np.exp(a), np.tanh(a), a @ b, np.einsum("ij,jk->ik", a, b)]
     return bits(*found, np.einsum("ij,jk->ik", x, y), np.square(x).sum(-1))
-
-
-# -- comparing -------------------------------------------------------------------------------------
 
 
 def differences(old: Any, new: Any, where: str = "", exactly: bool = True) -> Iterator[tuple]:
@@ -184,12 +187,3 @@ def change(old: Any, new: Any) -> float:
     if any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in (old, new)):
         return math.inf
     return abs(new - old) / max(abs(old), abs(new), 1e-300)
-
-
-def count(values: Any) -> int:
-    """How many numbers and texts there are."""
-    if isinstance(values, dict):
-        return sum(map(count, values.values()))
-    if isinstance(values, list):
-        return sum(map(count, values))
-    return 1

@@ -1,14 +1,15 @@
 """Golden values of one device: kernels' products and bounds, layers there and back, steps of
 optimizers, draws."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 import tiledask as td
-from golden.store import MACHINE, GoldenSet, bits, digest, numbers, summary
+from golden.store import MACHINE, GoldenSet, bits, digest, numbers, picked, summary
 
 # -- names that may change -------------------------------------------------------------------------
 
@@ -43,48 +44,32 @@ def dtype_of(name: str) -> Any:
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
-# -- which tile, and how fast ----------------------------------------------------------------------
-
-
 def predicted(given: dict[str, Any]) -> Any:
     """Of each size what binds, seconds, and of each level its tile, bytes and intensity."""
-    try:
-        config = td.tile.config_of(given["kernel"], given["dtype"])
-        found = {"blocks": td.tile.occupancy(config, given["device"]).blocks}
-        for m, n, k in given["sizes"]:
-            bound = td.tile.predict(m, n, k, config, given["device"])
-            levels = td.tile.levels_of(m, n, k, config, given["device"]).levels
-            found[f"{m}x{n}x{k}"] = {
-                "binding": bound.binding,
-                "seconds": bound.seconds,
-                **{x.name: [*x.tile, x.loaded, x.stored, x.intensity] for x in levels},
-            }
-    except ValueError as refused:
-        return {"refused": type(refused).__name__}
+    config = td.tile.config_of(given["kernel"], given["dtype"])
+    found = {"blocks": td.tile.occupancy(config, given["device"]).blocks}
+    for m, n, k in given["sizes"]:
+        bound = td.tile.predict(m, n, k, config, given["device"])
+        levels = td.tile.levels_of(m, n, k, config, given["device"]).levels
+        of_level = {x.name: [*x.tile, x.loaded, x.stored, x.intensity] for x in levels}
+        found[f"{m}x{n}x{k}"] = picked(bound, "binding seconds") | of_level
     return found
 
 
 def traffic(given: dict[str, Any]) -> Any:
     """Bytes that tiles load and store, and what kernels allocate beside."""
-    m, n, k = given["extents"]
-    size = given["itemsize"]
-    found = td.tile.traffic(m, n, k, tuple(given["tile"]), size, given["accumulate"])
-    levels = td.tile.levels_of(
-        32 * m, 32 * n, 32 * k, "smem_tiled", "H200", workers=tuple(given["workers"])
-    )
-    half = {2: 4}.get(size)
+    extents, size = given["extents"], given["itemsize"]
+    found = td.tile.traffic(*extents, tuple(given["tile"]), size, given["accumulate"])
+    large, larger = ([each * times for each in extents] for times in (8, 32))
+    workers = tuple(given["workers"])
+    level = td.tile.levels_of(*larger, "smem_tiled", "H200", workers=workers)["between workers"]
+    hows: list[dict[str, Any]] = [{}, {"accumulate": True}]
+    hows += [{"bias_itemsize": size, "activation": "gelu"}, {"out_itemsize": {2: 4}.get(size)}]
     return {
         "bytes": [found.a, found.b, found.c, found.tiles],
-        "between workers": [*levels["between workers"].tile, levels["between workers"].loaded],
+        "between workers": [*level.tile, level.loaded],
         "workspace": {
-            kernel: [
-                td.tile.workspace(8 * m, 8 * n, 8 * k, size, kernel),
-                td.tile.workspace(8 * m, 8 * n, 8 * k, size, kernel, accumulate=True),
-                td.tile.workspace(
-                    8 * m, 8 * n, 8 * k, size, kernel, bias_itemsize=size, activation="gelu"
-                ),
-                td.tile.workspace(8 * m, 8 * n, 8 * k, size, kernel, out_itemsize=half),
-            ]
+            kernel: [td.tile.workspace(*large, size, kernel, **how) for how in hows]
             for kernel in ("blas", "tiled")
         },
     }
@@ -106,136 +91,118 @@ def kernel_bits(given: dict[str, Any]) -> Any:
 # -- layers ----------------------------------------------------------------------------------------
 
 
-def heads() -> Any:
-    return L.Heads(4, 2, 6)
+HEADS = L.Heads(4, 2, 6)
+TARGETS = np.array([[0, 3, 23, -100, 7], [1, 1, 2, 22, 11]])
+TOKENS = np.array([[0, 3, 8, 3, 7], [1, 1, 2, 8, 0]])
 
 
-def angles(dtype: Any) -> Any:
-    return L.rotary_angles(np.arange(5), 6, dtype=dtype)
+class Given(NamedTuple):
+    """x and dy of every layer: two sequences of five tokens."""
+
+    x: np.ndarray
+    dy: np.ndarray
+
+    def arrays(self, seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+        return [numbers(seed + i, *s).astype(self.x.dtype) for i, s in enumerate(shapes)]
+
+    def angles(self) -> Any:
+        return L.rotary_angles(np.arange(5), 6, dtype=self.x.dtype)
+
+    def by_head(self) -> "Given":
+        """[2, 4 heads, 5, 6]."""
+        return Given(*(each.reshape(2, 5, 4, 6).swapaxes(1, 2).copy() for each in self))
 
 
-def weights_of(made: dict[str, Any], dtype: Any) -> dict[str, np.ndarray]:
-    return {n: numbers(31 + i, *p.shape).astype(dtype) / 2 for i, (n, p) in enumerate(made.items())}
+Layer = Callable[[Given], list]
 
 
-def with_weights(name: str, made: dict[str, Any], *more: Any) -> Any:
-    def there_and_back(x: np.ndarray, dy: np.ndarray, dtype: Any) -> list[np.ndarray]:
-        w = weights_of(made, dtype)
-        told = [each(dtype) if callable(each) else each for each in more]
-        y, kept = getattr(L, name)(x, w, *told)
-        dx, grads = getattr(L, f"{name}_grad")(dy, kept, w)
-        return [y, dx, *grads.values()]
-
-    return there_and_back
-
-
-def of_one(name: str, *shapes: tuple[int, ...], **options: Any) -> Any:
-    """A layer of x and arrays of these shapes, whose gradient takes them again."""
-
-    def there_and_back(x: np.ndarray, dy: np.ndarray, dtype: Any) -> list[np.ndarray]:
-        others = [numbers(41 + i, *s).astype(dtype) for i, s in enumerate(shapes)]
-        y, kept = getattr(L, name)(x, *others, **options)
-        back = getattr(L, f"{name}_grad")(dy, kept, *others)
-        return [y, *(back if isinstance(back, tuple) else (back,))]
-
-    return there_and_back
+def both(name: str, dy: Any, *operands: Any, again: Sequence[Any] = (), **options: Any) -> list:
+    """y and the gradients of a layer; ``again``: what its gradient takes once more."""
+    y, kept = getattr(L, name)(*operands, **options)
+    dy = numbers(63, *y.shape).astype(y.dtype) if dy is None else dy
+    found, arrays = getattr(L, f"{name}_grad")(dy, kept, *again), [y]
+    for part in found if isinstance(found, tuple) else (found,):
+        arrays += part.values() if isinstance(part, dict) else [part]
+    return arrays
 
 
-def alone(name: str) -> Any:
-    def there_and_back(x: np.ndarray, dy: np.ndarray, dtype: Any) -> list[np.ndarray]:
-        y, kept = getattr(L, name)(x)
-        return [y, getattr(L, f"{name}_grad")(dy, kept)]
+def of_x(name: str, *shapes: tuple[int, ...], **options: Any) -> Layer:
+    """A layer of x and arrays of these shapes."""
 
-    return there_and_back
+    def layer(given: Given) -> list:
+        others = given.arrays(41, *shapes)
+        return both(name, given.dy, given.x, *others, again=others, **options)
 
-
-def swiglu(x: np.ndarray, dy: np.ndarray, dtype: Any) -> list[np.ndarray]:
-    y, kept = L.swiglu(x, x[:, ::-1].copy())
-    return [y, *L.swiglu_grad(dy, kept)]
+    return layer
 
 
-def loss(x: np.ndarray, dy: np.ndarray, dtype: Any, smoothing: float = 0.0) -> list[np.ndarray]:
-    targets = np.array([[0, 3, 23, -100, 7], [1, 1, 2, 22, 11]])
-    y, kept = L.cross_entropy(x, targets, smoothing=smoothing)
-    return [y, L.cross_entropy_grad(1.0, kept)]
+def of_weights(name: str, made: dict[str, Any], *told: Any) -> Layer:
+    """A layer of x and weights by name; ``told`` what it takes besides."""
+
+    def layer(given: Given) -> list:
+        drawn = given.arrays(31, *(p.shape for p in made.values()))
+        w = {n: each / 2 for n, each in zip(made, drawn, strict=True)}
+        more = [given.angles() if each == "angles" else each for each in told]
+        return both(name, given.dy, given.x, w, *more, again=[w])
+
+    return layer
 
 
-def smoothed(x: np.ndarray, dy: np.ndarray, dtype: Any) -> list[np.ndarray]:
-    return loss(x, dy, dtype, smoothing=0.1)
-
-
-def embedding(x: np.ndarray, dy: np.ndarray, dtype: Any) -> list[np.ndarray]:
-    tokens = np.array([[0, 3, 8, 3, 7], [1, 1, 2, 8, 0]])
-    y, kept = L.embedding(tokens, numbers(51, 9, 24).astype(dtype))
-    return [y, L.embedding_grad(dy, kept)]
-
-
-def rotated(x: np.ndarray, dy: np.ndarray, dtype: Any) -> list[np.ndarray]:
-    x, dy = (each.reshape(2, 5, 4, 6).swapaxes(1, 2).copy() for each in (x, dy))
-    y, kept = L.rotate(x, angles(dtype))
-    return [y, L.rotate_grad(dy, kept)]
-
-
-def attended(causal: bool = True) -> Any:
-    def there_and_back(x: np.ndarray, dy: np.ndarray, dtype: Any) -> list[np.ndarray]:
-        q, dy = (each.reshape(2, 5, 4, 6).swapaxes(1, 2).copy() for each in (x, dy))
-        k, v = q[:, :2].copy(), q[:, 2:, ::-1].copy()
-        y, kept = L.attention(q, k, v, kv_of=(0, 0, 1, 1), causal=causal)
-        return [y, *L.attention_grad(dy, kept)]
-
-    return there_and_back
-
-
-def convolution(name: str, *told: Any, weights: tuple[int, ...] = (), **options: Any) -> Any:
-    def there_and_back(x: np.ndarray, dy: np.ndarray, dtype: Any) -> list[np.ndarray]:
-        image = x.reshape(2, 2, 10, 6)
-        others = []
+def of_images(name: str, *told: Any, weights: tuple[int, ...] = (), **options: Any) -> Layer:
+    def layer(given: Given) -> list:
+        images, others = given.x.reshape(2, 2, 10, 6), []
         if weights:
-            others = [numbers(61, *weights).astype(dtype), numbers(62, weights[0]).astype(dtype)]
-        y, kept = getattr(L, name)(image, *(others or told), **options)
-        dy = numbers(63, *y.shape).astype(dtype)
-        back = getattr(L, f"{name}_grad")(dy, kept, *others)
-        return [y, *(back if isinstance(back, tuple) else (back,))]
+            others = given.arrays(61, weights, weights[:1])
+        return both(name, None, images, *others, *told, again=others, **options)
 
-    return there_and_back
+    return layer
 
 
-SAME = (2, 5, 24)
-"""x and dy of every layer: two sequences of five tokens."""
-LAYERS = {
-    "relu": alone("relu"),
-    "gelu": alone("gelu"),
-    "silu": alone("silu"),
-    "softmax": alone("softmax"),
-    "swiglu": swiglu,
-    "layer norm": of_one("layer_norm", (24,), (24,)),
-    "layer norm without bias": of_one("layer_norm", (24,)),
-    "RMS norm": of_one("rms_norm", (24,)),
-    "linear": of_one("linear", (24, 24), (24,)),
-    "linear without bias": of_one("linear", (24, 24)),
-    "feed-forward": with_weights("mlp", L.mlp_parameters(24, 32)),
-    "feed-forward, ReLU": with_weights("mlp", L.mlp_parameters(24, 17), "relu"),
-    "SwiGLU": with_weights("swiglu_mlp", L.swiglu_mlp_parameters(24, 20)),
-    "SwiGLU, fused": with_weights("swiglu_mlp", L.swiglu_mlp_parameters(24, 20, True, bias=True)),
-    "self-attention": with_weights(
-        "self_attention", L.self_attention_parameters(24, heads()), heads(), angles
+def attended(causal: bool) -> Layer:
+    def layer(given: Given) -> list:
+        q, dy = given.by_head()
+        k, v = q[:, :2].copy(), q[:, 2:, ::-1].copy()
+        return both("attention", dy, q, k, v, kv_of=(0, 0, 1, 1), causal=causal)
+
+    return layer
+
+
+def loss(smoothing: float) -> Layer:
+    return lambda given: both("cross_entropy", 1.0, given.x, TARGETS, smoothing=smoothing)
+
+
+fused, swiglu = {"fused": True, "bias": True}, L.swiglu_mlp_parameters
+LAYERS: dict[str, Layer] = {
+    **{name: of_x(name) for name in ("relu", "gelu", "silu", "softmax")},
+    "swiglu": lambda given: both("swiglu", given.dy, given.x, given.x[:, ::-1].copy()),
+    "layer norm": of_x("layer_norm", (24,), (24,)),
+    "layer norm without bias": of_x("layer_norm", (24,)),
+    "RMS norm": of_x("rms_norm", (24,)),
+    "linear": of_x("linear", (24, 24), (24,)),
+    "linear without bias": of_x("linear", (24, 24)),
+    "feed-forward": of_weights("mlp", L.mlp_parameters(24, 32)),
+    "feed-forward, ReLU": of_weights("mlp", L.mlp_parameters(24, 17), "relu"),
+    "SwiGLU": of_weights("swiglu_mlp", swiglu(24, 20)),
+    "SwiGLU, fused": of_weights("swiglu_mlp", swiglu(24, 20, **fused)),
+    "self-attention": of_weights(
+        "self_attention", L.self_attention_parameters(24, HEADS), HEADS, "angles"
     ),
-    "self-attention, fused": with_weights(
-        "self_attention", L.self_attention_parameters(24, heads(), True, True), heads()
+    "self-attention, fused": of_weights(
+        "self_attention", L.self_attention_parameters(24, HEADS, **fused), HEADS
     ),
-    "attention": attended(),
+    "attention": attended(causal=True),
     "attention both ways": attended(causal=False),
-    "rotary": rotated,
-    "cross entropy": loss,
-    "smoothed cross entropy": smoothed,
-    "embedding": embedding,
-    "convolution": convolution("conv2d", weights=(3, 2, 3, 3), padding=1),
-    "convolution, strided": convolution("conv2d", weights=(4, 2, 2, 3), stride=2, dilation=(2, 1)),
-    "convolution in groups": convolution("conv2d", weights=(4, 1, 3, 3), groups=2),
-    "average": convolution("avg_pool2d", 2),
-    "average, padded": convolution("avg_pool2d", 3, 2, 1),
-    "maximum": convolution("max_pool2d", 2),
-    "maximum, overlapping": convolution("max_pool2d", 3, 1, 1),
+    "rotary": lambda given: both("rotate", given.by_head().dy, given.by_head().x, given.angles()),
+    "cross entropy": loss(0.0),
+    "smoothed cross entropy": loss(0.1),
+    "embedding": lambda given: both("embedding", given.dy, TOKENS, *given.arrays(51, (9, 24))),
+    "convolution": of_images("conv2d", weights=(3, 2, 3, 3), padding=1),
+    "convolution, strided": of_images("conv2d", weights=(4, 2, 2, 3), stride=2, dilation=(2, 1)),
+    "convolution in groups": of_images("conv2d", weights=(4, 1, 3, 3), groups=2),
+    "average": of_images("avg_pool2d", 2),
+    "average, padded": of_images("avg_pool2d", 3, 2, 1),
+    "maximum": of_images("max_pool2d", 2),
+    "maximum, overlapping": of_images("max_pool2d", 3, 1, 1),
 }
 
 
@@ -244,15 +211,12 @@ def layer(given: dict[str, Any]) -> Any:
     found: dict[str, Any] = {MACHINE: {}}
     for name in ("float64", "float32", "float16", "bfloat16"):
         dtype = dtype_of(name)
-        x, dy = (2 * numbers(i, *SAME).astype(dtype) for i in (1, 2))
-        arrays = [np.asarray(a) for a in LAYERS[given["layer"]](x, dy, dtype) if a is not None]
+        drawn = Given(*(2 * numbers(i, 2, 5, 24).astype(dtype) for i in (1, 2)))
+        arrays = [np.asarray(a) for a in LAYERS[given["layer"]](drawn) if a is not None]
         found[MACHINE][name] = bits(*arrays)
         if name == "float64":
             found["arrays"] = [summary(a) for a in arrays]
     return found
-
-
-# -- steps -----------------------------------------------------------------------------------------
 
 
 def stepped(given: dict[str, Any]) -> Any:
@@ -286,16 +250,12 @@ def stepped(given: dict[str, Any]) -> Any:
     return result | {"after": found}
 
 
-# -- draws and data --------------------------------------------------------------------------------
-
-
 def drawn(given: dict[str, Any]) -> Any:
     """What training begins with: the same numbers on every device, whatever part it draws."""
     kind = given["kind"]
     if kind == "weights":
-        made = L.self_attention_parameters(12, L.Heads(2, 2, 6), bias=True) | L.mlp_parameters(
-            12, 9
-        )
+        made = L.self_attention_parameters(12, L.Heads(2, 2, 6), bias=True)
+        made |= L.mlp_parameters(12, 9)
         whole = L.initialise(made, 3, prefix="layer 0.", dtype="float64")
         part = L.draw(made["w_1"], 3, "layer 0.w_1", (slice(2, 9), slice(1, 4)), dtype="float64")
         return {
@@ -312,17 +272,12 @@ def drawn(given: dict[str, Any]) -> Any:
     if kind == "text":
         text = td.load_text("tales")
         batches = [b for n in range(3) for b in text.batch(7, n, 4, 9)]
-        return {
-            "vocabulary": text.vocabulary,
-            "batches": bits(*(np.asarray(b, "int64") for b in batches)),
-        }
+        drawn = bits(*(np.asarray(b, "int64") for b in batches))
+        return {"vocabulary": text.vocabulary, "batches": drawn}
     images = td.load_images("digits")
     batches = [b for n in range(3) for b in images.batch(7, n, 4)]
-    return {
-        "classes": images.classes,
-        "batches": bits(*batches),
-        "labels": digest(images.labels[:50]),
-    }
+    labels = digest(images.labels[:50])
+    return {"classes": images.classes, "batches": bits(*batches), "labels": labels}
 
 
 SETS = (

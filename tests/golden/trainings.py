@@ -8,10 +8,8 @@ import numpy as np
 
 import tiledask as td
 from golden.ranks import records_of
-from golden.store import MACHINE, GoldenSet, bits, digest, summary
+from golden.store import MACHINE, GoldenSet, bits, digest, moved, summary
 from golden.tile import optimizer
-
-# -- the one place that looks inside ---------------------------------------------------------------
 
 
 def calls_of(program: Any) -> list[list[tuple]]:
@@ -62,9 +60,7 @@ def program(given: dict[str, Any]) -> Any:
     return {
         "text": digest(text),
         "length": len(text),
-        "sent": list(found.traffic.sent),
-        "received": list(found.traffic.received),
-        "messages": found.traffic.count,
+        **moved(found.traffic),
         "peaks": list(found.memory.per_place.values()),
         "calls": digest(called),
         "rank 0": {kind: sum(call[1] == kind for call in called[0]) for kind in kinds},
@@ -74,30 +70,27 @@ def program(given: dict[str, Any]) -> Any:
 def training(given: dict[str, Any]) -> Any:
     """Losses and what weights come to, bytes of all kinds of calls, bits."""
     if "ways" in given:
-        done = td.train_lenet(
-            td.load_images("digits"), given["ways"], steps=given["steps"], batch=given["batch"],
-            rule=optimizer(**given["rule"]), dtype=given["dtype"],
-        )  # fmt: skip
+        told = {name: given[name] for name in ("steps", "batch", "dtype")}
+        told["rule"] = optimizer(**given["rule"])
+        done = td.train_lenet(td.load_images("digits"), given["ways"], **told)
         found = losses_of(done, prod(given["ways"].values()), precise=True)
         return {name: value for name, value in found.items() if name != "scales"}
-    model, text = td.GPT(**MODELS[given["model"]]), td.load_text("tales")
+    model, text, ranks = td.GPT(**MODELS[given["model"]]), td.load_text("tales"), given["ranks"]
     told = {"steps": given["steps"], "batch": given["batch"], "progress": False, **options(given)}
-    precise = told["dtype"] == "float64"
+
+    def trained(ranks: list[int] = ranks, **more: Any) -> Any:
+        return td.train(model, text, tuple(ranks), **told | more)
+
+    straight, precise = trained(), told["dtype"] == "float64"
     if "resumed" not in given:
-        done = td.train(model, text, tuple(given["ranks"]), **told)
-        return losses_of(done, prod(given["ranks"]), precise)
+        return losses_of(straight, prod(ranks), precise)
     with TemporaryDirectory() as folder:
-        told |= {"folder": folder, "save_every": 2}
-        td.train(model, text, tuple(given["ranks"]), **told | {"steps": 2})
-        done = td.train(model, text, tuple(given["ranks"]), **told)
-        other = td.train(
-            model, text, tuple(given["resumed"]),
-            **told | {"steps": given["steps"] + 1, "sequence_parallel": False},
-        )  # fmt: skip
-    straight = td.train(
-        model, text, tuple(given["ranks"]), **told | {"folder": None, "save_every": None}
-    )
-    found = losses_of(done, prod(given["ranks"]), precise)
+        kept = {"folder": folder, "save_every": 2}
+        trained(**kept, steps=2)
+        done = trained(**kept)
+        more = {"steps": given["steps"] + 1, "sequence_parallel": False}
+        other = trained(given["resumed"], **kept | more)
+    found = losses_of(done, prod(ranks), precise)
     # ranks tell each other the checksums of what they wrote, and the numbers of their digits differ
     found[MACHINE] = [found[MACHINE], found.pop("calls")]
     same = all((w == done.weights[n]).all() for n, w in straight.weights.items())

@@ -23,14 +23,6 @@ def run(capsys, *arguments):
     return code, json.loads(capsys.readouterr().out)
 
 
-def deep(answer, facts):
-    """Whether ``answer`` has ``facts``, and in each dict of it what that says."""
-    return all(
-        deep(answer[name], value) if isinstance(value, dict) else answer[name] == value
-        for name, value in facts.items()
-    )
-
-
 def test_fit_takes_a_recipe_file_a_cache_and_what_is_offloaded(capsys, tmp_path):
     said = json.loads(data_file("recipes", "int8-weights.json").read_text("utf-8"))
     mine = tmp_path / "mine.json"
@@ -107,56 +99,30 @@ def test_a_mistake_is_explained_in_one_line(capsys, typed, words):
 def test_lists_have_every_name_and_its_main_numbers(capsys, typed, name, facts):
     code, answer = run(capsys, *typed.split())
     assert code == 0
-    assert deep(answer[name], {k: pytest.approx(v) for k, v in facts.items()})
+    assert {key: answer[name][key] for key in facts} == pytest.approx(facts)
     _, kind, *part = typed.split()
     known = td.schedules if kind == "schedules" else names(kind)
     assert list(answer) == [each for each in known if "".join(part) in each]
 
 
-@pytest.fixture
-def trace(tmp_path):
-    """Spans of a run of 1F1B."""
+def test_idle_diagnoses_a_trace(capsys, tmp_path):
     t = td.simulate(td.schedule("1f1b", 4, 8), forward=1.0, backward=2.0, latency=0.25)
-    t.to_frame().to_csv(tmp_path / "run.csv")
-    return str(tmp_path / "run.csv")
-
-
-def test_idle_diagnoses_a_trace(capsys, trace):
+    t.to_frame().to_csv(trace := str(tmp_path / "run.csv"))
     code, answer = run(capsys, "idle", "--diagnose", trace)
     assert (code, answer["devices"], answer["makespan"]) == (0, 4, pytest.approx(37.0))
-    found = {name: f["value"] for name, f in answer["findings"].items()}
-    assert (found["schedule"], found["microbatches"], found["latency"]) == (
-        "1f1b",
-        8,
-        pytest.approx(0.25),
-    )
-    assert sum(answer["causes"].values()) == pytest.approx(answer["idle"])
+    found = [answer["findings"][n]["value"] for n in ("schedule", "microbatches", "latency")]
+    assert found == ["1f1b", 8, pytest.approx(0.25)]
     assert 0 < len(answer["remedies"]) <= 5
     assert main(["idle", "--diagnose", trace]) == 0
     assert "250 ms" in capsys.readouterr().out
 
 
-def test_plan_ranks_layouts_and_says_what_binds(capsys):
-    options = ("llama-2-7b", "8xA100-80GB", "32", "--sequence", "4096", "--devices", "4,8")
-    code, result = run(capsys, "plan", *options)
-    assert code == 0
-    assert result["plans"][0]["verdict"] == "fits"
-    seconds = [plan["seconds"] for plan in result["plans"]]
-    assert seconds == sorted(seconds)
-    assert result["considered"] == sum(result["counts"].values())
-    assert len(result["sensitivity"]) == 6  # their numbers are given
-    assert result["step"]["seconds"] > 0
+def test_plan_says_what_binds_unless_nothing_fits(capsys):
+    options = ("--sequence", "4096", "--devices", "4,8")
+    code, result = run(capsys, "plan", "llama-2-7b", "8xA100-80GB", "32", *options)
+    assert (code, len(result["sensitivity"])) == (0, 6)  # their numbers are given
     code, result = run(capsys, "plan", "llama-3.1-70b", "8xH100", "64", "--no-sensitivity")
     assert (code, result["plans"][0]["seconds"], result["sensitivity"]) == (1, None, [])
-
-
-def test_fit_criticizes_on_request(capsys):
-    layout = ("--pp", "8", "--microbatches", "8", "--critique")
-    code, result = run(capsys, "fit", "gpt2-xl", "8xA100-80GB", *layout)
-    assert code == 0
-    about = [line["about"] for line in result["critique"]["lines"] if not line["good"]]
-    assert about[0] == "bubble"
-    assert result["critique"]["advice"]
 
 
 # -- what is printed -----------------------------------------------------------------------------

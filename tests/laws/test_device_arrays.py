@@ -5,11 +5,8 @@ import pytest
 from oracles.single_gpt import TEXT
 from twins import device_twin
 
-from tiledask.distributed.convolution.lenet import train_lenet
+from tiledask import GPT, load_images, train, train_lenet
 from tiledask.distributed.ranks import threads
-from tiledask.distributed.training import GPT, train
-from tiledask.distributed.training.trainer import Trainer
-from tiledask.tile.datasets import load_images
 from tiledask.tile.optimizers import SGD, Adam, LossScale
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -94,17 +91,3 @@ def test_the_twin_refuses_what_cupy_refuses(twin):
     x += 1
     x[1:] *= 2
     assert x.get().tolist() == [2, 4, 4]
-
-
-def test_a_host_array_among_the_gradients_is_noticed(twin, monkeypatch):
-    """Planted."""
-
-    honest = Trainer._step
-
-    def mixed(self, updates, gradients, *reads, **told):
-        gradients += np.zeros(1, np.float32)
-        return honest(self, updates, gradients, *reads, **told)
-
-    monkeypatch.setattr(Trainer, "_step", mixed)
-    with pytest.raises(TypeError, match="Unsupported type"):
-        train(PLAIN, TEXT, (1, 2, 1), steps=1, batch=2)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import tiledask as td
+from tiledask import Ledger
 from tiledask.plan import html
 from tiledask.plan.inputs.hardware import ClusterSpec, Link, load_device
-from tiledask.plan.ledger import ALWAYS, Ledger, Row
+from tiledask.plan.ledger import ALWAYS, Row
 
 ROOT = Path(__file__).parents[2]
 EVIL = "<script>alert(1)</script>"

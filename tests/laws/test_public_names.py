@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
+from oracles.fences import PYTHON, blocks
 from oracles.finished import ROOT, python
 
 import tiledask as td
@@ -90,61 +91,18 @@ def test_the_wheel_has_the_package_its_data_its_notebooks_and_its_types():
 
 
 @pytest.mark.slow
-def test_mypy_strict_accepts_a_script_that_uses_the_public_names(tmp_path):
+def test_mypy_strict_accepts_the_python_of_the_pages(tmp_path):
     """Minutes, unless the package was read already."""
-    assert checked(tmp_path, SCRIPT) == ""
-    assert "Module has no attribute" in checked(tmp_path, "import tiledask as td\ntd.plotz\n")
-    wrong = SCRIPT.replace("verdict: str", "verdict: int")
-    assert "Incompatible types in assignment" in checked(tmp_path, wrong)
-
-
-def checked(folder, source: str) -> str:
-    """What mypy says of a script, as strict with it as with the package; empty if nothing."""
-    (folder / "script.py").write_text(source)
-    words = "-m", "mypy", "--strict", "--no-error-summary", folder / "script.py"
-    done = python(*words, timeout=600)
-    assert not done.stderr, done.stderr
-    return done.stdout
-
-
-SCRIPT = """
-import numpy as np
-
-import tiledask as td
-
-
-def plan(model: td.Model, layout: td.Layout) -> str:
-    fit = td.fits(model, layout, td.load_cluster("8xA100-40GB"))
-    verdict: str = fit.verdict
-    memory: int = td.estimate_memory(model, layout).peak
-    step: float = td.estimate_step(model, layout, "8xA100-40GB").total
-    return f"{verdict} {memory} {step} {td.search(model, '8xA100-40GB', 64).best}"
-
-
-def idle(name: str) -> float:
-    order: td.Schedule = td.schedule(name, stages=4, microbatches=8)
-    timeline: td.Timeline = td.simulate(order, forward=1.0, backward=2.0)
-    td.plots.gantt(timeline).savefig("idle.png")
-    return timeline.bubble_fraction - td.formulas.bubble_fraction(4, 8)
-
-
-def product(size: int) -> float:
-    with td.start_cluster(workers=4) as cluster:
-        a = td.distribute(np.ones((size, size), "f4"), td.Mesh(cluster, (2, 2)), (td.Shard(0),) * 2)
-        traffic = td.matmul(a, a).traffic
-        moved: td.Traffic | None = traffic.predicted if traffic else None
-        td.report("run.html", cluster)
-        return float((moved.total if moved else 0) + td.to_numpy(a)[0, 0])
-
-
-def judged(answer: str | None) -> bool:
-    return bool(td.tasks.load_puzzle("24-on-4").check(answer))
-
-
-try:
-    print(plan(td.load_model("gpt-200b"), td.Layout(dp=8)), td.partition([1.0] * 24, 4).sizes)
-    print(idle("1f1b"), product(512), judged(None))
-except td.errors.ConfigError as error:
-    print(error)
-"""
-"""What somebody would write first."""
+    pages = [(ROOT / page / "README.md").read_text("utf-8") for page in (".", "tiledask/tile")]
+    script = "\n".join(block for page in pages for block in blocks(page, PYTHON))
+    for more, words in (
+        ("", ""),
+        ("td.plotz", "Module has no attribute"),
+        ('verdict: int = td.fits("gpt2", td.Layout(), "1xT4").verdict', "Incompatible types in as"),
+    ):
+        (tmp_path / "script.py").write_text(f"{script}\n{more}\n")
+        strictly = "-m", "mypy", "--strict", "--no-error-summary", tmp_path / "script.py"
+        done = python(*strictly, timeout=600)
+        assert not done.stderr, done.stderr
+        assert words in done.stdout
+        assert bool(words) == bool(done.stdout), done.stdout

@@ -28,22 +28,6 @@ def bytes_of(kind: str, algorithm: str, chunks: Sequence[int], root: int = 0) ->
     return tuple(sent), tuple(received)
 
 
-def seconds_of(
-    kind: str, algorithm: str, n: int, nbytes: float, latency: float, bandwidth: float
-) -> float:
-    """Seconds of an all_gather, reduce_scatter or all_reduce of ``nbytes`` shared evenly.
-
-    Every message takes ``latency`` seconds and every rank sends and receives ``bandwidth`` bytes
-    a second: L messages in a row, (n-1)/n of the bytes (Thakur et al. 2005, section 4).
-
-    >>> seconds_of("all_reduce", "ring", 4, 4e6, latency=1e-3, bandwidth=1e9)
-    0.012
-    """
-    latencies = {"ring": n - 1, "tree": (n - 1).bit_length(), "direct": min(1, n - 1)}[algorithm]
-    once = latencies * latency + (n - 1) / n * nbytes / bandwidth
-    return 2 * once if kind == "all_reduce" else once
-
-
 def _all_gather(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
     n, total = len(b), sum(b)
     received = tuple(total - each for each in b)

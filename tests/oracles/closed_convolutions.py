@@ -1,106 +1,78 @@
-"""What convolutions call when they are split over ranks: by channels, by groups, in space.
+"""What convolutions call when they are split over ranks, and whether a run called it.
 
                         forward                    backward
 by output channels      -, or all_gather of y      all_reduce of dx
-by input channels       all_reduce of y            -
-out, then in            all_reduce of y            all_reduce of dx      once for two layers
-by groups               -                          -
 by rows of the image    halo_exchange              halo_reduce, all_reduce of dw and db
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import Any, NamedTuple
 
-from oracles.expected_calls import Expected, all_reduced, halo
-
-from tiledask.plan.collectives.rows import RowSplit, split_rows
-
-Calls = tuple[Expected, ...]
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """A convolution of images [n, c, h, w] to [n, o, oh, ow]."""
-
-    images: int
-    channels: int
-    out: int
-    image: tuple[int, int]
-    """h and w."""
-    size: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    """((above, below), (left, right))."""
-    dilation: tuple[int, int] = (1, 1)
-    groups: int = 1
-    bias: bool = True
-
-    @property
-    def out_image(self) -> tuple[int, int]:
-        """oh and ow.
-
-        >>> Convolution(1, 1, 20, (28, 28), (3, 3)).out_image
-        (26, 26)
-        """
-        found = []
-        for axis in (0, 1):
-            reach = (self.size[axis] - 1) * self.dilation[axis] + 1
-            room = self.image[axis] + sum(self.padding[axis]) - reach
-            found.append(room // self.stride[axis] + 1)
-        return found[0], found[1]
-
-    @property
-    def parameters(self) -> int:
-        """Of w and b."""
-        return self.out * (self.channels // self.groups * prod(self.size) + self.bias)
-
-    def rows(self, rows: Sequence[int]) -> RowSplit:
-        """Its RowSplit where each rank has ``rows`` of the image."""
-        return split_rows(rows, self.size[0], self.stride[0], self.padding[0], self.dilation[0])
+from tiledask.distributed.ranks.records import Records
+from tiledask.plan.collectives.algorithms import default
+from tiledask.plan.collectives.cost import cost, even
+from tiledask.plan.collectives.rows import halo_strips, split_rows
+from tiledask.plan.products.traffic import Traffic
 
 
-def by_output(conv: Convolution, ranks: int, itemsize: int) -> Calls:
-    """Each rank has some output channels.
+class Expected(NamedTuple):
+    """One collective before anything runs: bytes and messages by rank."""
 
-    >>> conv = Convolution(2, 6, 10, (5, 4), (3, 3), padding=((1, 1), (1, 1)))
-    >>> [(each.kind, each.cost.received[0]) for each in by_output(conv, 4, 8)]
-    [('all_reduce', 2880)]
+    label: str
+    kind: str
+    moved: Traffic
+
+
+def all_reduced(label: str, elements: int, ranks: int, itemsize: int) -> list[Expected]:
+    """One all_reduce of an array; none of a rank alone.
+
+    >>> all_reduced("gradients", 129068, 4, 4)[0].moved.sent[0]
+    774408
     """
-    return _whole("backward/dx", conv, ranks, itemsize)
+    chosen, counts = default("all_reduce", ranks), even(elements, ranks)
+    moved = cost("all_reduce", chosen, counts, itemsize)
+    return [Expected(label, "all_reduce", moved)] if ranks > 1 else []
 
 
-def by_input(conv: Convolution, ranks: int, itemsize: int) -> Calls:
-    """Each rank has some input channels."""
-    elements = conv.images * conv.out * prod(conv.out_image)
-    return all_reduced("forward/y", elements, ranks, itemsize)
+def halo(
+    label: str, rows: Sequence[int], before: int, after: int, row_bytes: int, back: bool = False
+) -> list[Expected]:
+    """One halo_exchange, or its adjoint halo_reduce (``back``); none if no row is lent.
+
+    >>> halo("halo", [3, 3, 2], 1, 1, row_bytes=10)[0].moved.sent
+    (10, 20, 10)
+    """
+    moves = []
+    for strip in halo_strips(rows, before, after):
+        ends = (strip.destination, strip.source) if back else (strip.source, strip.destination)
+        moves.append((*ends, row_bytes * strip.size))
+    kind = "halo_reduce" if back else "halo_exchange"
+    return [Expected(label, kind, Traffic.of(len(rows), moves))] if moves else []
 
 
-def in_pairs(
-    first: Convolution, second: Convolution, ranks: int, itemsize: int, dx: bool = True
-) -> Calls:
-    """``first`` by its output channels and ``second`` by its input channels: the same ones."""
-    back = _whole("first/backward/dx", first, ranks, itemsize) if dx else ()
-    y = tuple(
-        each._replace(label=f"second/{each.label}") for each in by_input(second, ranks, itemsize)
-    )
-    return (*y, *back)
+def by_output(x: Any, ranks: int) -> list[Expected]:
+    """Each rank has some output channels of a convolution of x [n, c, h, w]."""
+    return all_reduced("backward/dx", prod(x.shape), ranks, x.itemsize)
 
 
-def in_rows(conv: Convolution, rows: Sequence[int], itemsize: int) -> Calls:
-    """Each rank has ``rows`` of the image, and all of w.
+def in_rows(x: Any, w: Any, bias: bool, rows: Sequence[int], windows: Any) -> list[Expected]:
+    """Each rank has ``rows`` of the images x [n, c, h, w], and all of w.
 
     Between two neighbours 2 floor(k/2) n c w elements each way for an odd size k and stride 1.
     """
-    row = conv.images * conv.channels * conv.image[1] * itemsize
-    dw = all_reduced("backward/dw db", conv.parameters, len(rows), itemsize)
-    return (*_lent(conv.rows(rows), row), *dw)
+    of_rows = windows.size[0], windows.stride[0], windows.padding[0], windows.dilation[0]
+    split = split_rows(rows, *of_rows)
+    lent = split.rows, split.before, split.after, x.itemsize * x.size // x.shape[2]
+    dw = all_reduced("backward/dw db", w.size + bias * len(w), len(rows), x.itemsize)
+    return [*halo("forward/halo", *lent), *halo("backward/halo", *lent, back=True), *dw]
 
 
-def _lent(split: RowSplit, row_bytes: int) -> Calls:
-    facts = split.rows, split.before, split.after, row_bytes
-    return (*halo("forward/halo", *facts), *halo("backward/halo", *facts, back=True))
-
-
-def _whole(label: str, conv: Convolution, ranks: int, itemsize: int) -> Calls:
-    return all_reduced(label, conv.images * conv.channels * prod(conv.image), ranks, itemsize)
+def assert_calls(records: Records, calls: list[Expected], ranks: int) -> None:
+    """Every rank's collectives are ``calls``, and what they moved is counted as predicted."""
+    for r in range(ranks):
+        said = [(c.label, c.kind, *c.moved.of_rank(r)) for c in calls]
+        mine = records.where(rank=r)
+        assert [(x.label, x.kind, x.sent, x.received, x.messages) for x in mine] == said, r
+        assert [x.barrier for x in mine] == list(range(len(calls))), r
+    assert not len(records.mismatches)

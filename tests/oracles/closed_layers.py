@@ -16,10 +16,8 @@ the gathered x is kept.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.collectives.shards import deal_heads
@@ -36,52 +34,37 @@ class Call(NamedTuple):
     """Elements of each member's chunk."""
     members: tuple[int, ...]
     """Ranks of the tensor-parallel group that take part."""
-    wide: bool = False
-    """Whether halves are exchanged in single precision."""
 
-    def itemsize(self, of_activations: int) -> int:
-        """Bytes of an element, where activations have ``of_activations``."""
-        return 4 if self.wide and of_activations == 2 else of_activations
-
-    def cost(self, itemsize: int, algorithm: str | None = None) -> Traffic:
-        """What the members move, in bytes, where activations have ``itemsize`` bytes."""
-        chosen = algorithm or default(self.kind, len(self.members))
-        return cost(self.kind, chosen, self.counts, self.itemsize(itemsize))
+    def cost(self, itemsize: int) -> Traffic:
+        """What the members move, in bytes."""
+        return cost(self.kind, default(self.kind, len(self.members)), self.counts, itemsize)
 
 
-C = TypeVar("C")
-"""The kind of call: a Call, or the GridCall of a layer on a grid."""
-
-
-@dataclass(frozen=True)
-class LayerCalls(Generic[C]):
+class LayerCalls(NamedTuple):
     """The collectives of a layer in their order."""
 
-    forward: tuple[C, ...] = ()
-    backward: tuple[C, ...] = ()
+    forward: tuple[Call, ...] = ()
+    backward: tuple[Call, ...] = ()
 
     @property
-    def calls(self) -> tuple[C, ...]:
+    def calls(self) -> tuple[Call, ...]:
         """Of a whole step."""
         return self.forward + self.backward
 
-    def then(self, *others: "LayerCalls[C]") -> "LayerCalls[C]":
+    def then(self, *others: "LayerCalls") -> "LayerCalls":
         """This layer, then those; backwards in the opposite order."""
         for other in others:
             self = LayerCalls(self.forward + other.forward, other.backward + self.backward)
         return self
 
-    def inside(self: "LayerCalls[Call]", label: str) -> "LayerCalls[Call]":
+    def inside(self, label: str) -> "LayerCalls":
         """The same as parts of a layer called ``label``."""
-        named = (
-            tuple(call._replace(label=f"{label}/{call.label}") for call in calls)
-            for calls in (self.forward, self.backward)
+        return LayerCalls(
+            *(tuple(c._replace(label=f"{label}/{c.label}") for c in calls) for calls in self)
         )
-        return LayerCalls(*named)
 
 
-@dataclass(frozen=True)
-class Stream:
+class Stream(NamedTuple):
     """What flows between layers: [batch, tokens, width] over ``ranks``.
 
     >>> Stream(2, 7, 16, ranks=4, sequence=True).chunks
@@ -106,74 +89,71 @@ class Stream:
         return even(self.batch * self.tokens * self.width, self.ranks)
 
 
-def column_linear(x: Stream, name: str = "column_linear") -> LayerCalls[Call]:
-    """Of x w, w cut along its columns.
+def column_linear(x: Stream, *names: str) -> LayerCalls:
+    """Of x w, w cut along its columns; or of several such matrices that all take x, and are gone
+    through backwards in the same order.
 
     >>> [(c.label, c.kind, c.counts) for c in column_linear(Stream(1, 4, 2, ranks=2)).calls]
     [('column_linear/backward', 'all_reduce', (4, 4))]
     """
-    forward, backward = f"{name}/forward", f"{name}/backward"
-    if not x.sequence:
-        return _calls(x.ranks, backward=[(backward, "all_reduce", x.chunks)])
-    again = [(backward, "all_gather", x.chunks)] if x.regather else []
-    back = [*again, (backward, "reduce_scatter", x.chunks)]
-    return _calls(x.ranks, [(forward, "all_gather", x.chunks)], back)
+    forward, backward = [], []
+    for name in names or ("column_linear",):
+        into, back = f"{name}/forward", f"{name}/backward"
+        if x.sequence:
+            forward.append((into, "all_gather", x.chunks))
+            backward += [(back, "all_gather", x.chunks)] * x.regather
+        backward.append((back, "reduce_scatter" if x.sequence else "all_reduce", x.chunks))
+    return _calls(x.ranks, forward, backward)
 
 
-def row_linear(y: Stream, name: str = "row_linear") -> LayerCalls[Call]:
+def row_linear(y: Stream, name: str = "row_linear") -> LayerCalls:
     """Of x w, w cut along its rows; ``y`` is what comes out."""
-    forward, backward = f"{name}/forward", f"{name}/backward"
-    if not y.sequence:
-        return _calls(y.ranks, [(forward, "all_reduce", y.chunks)])
-    return _calls(
-        y.ranks, [(forward, "reduce_scatter", y.chunks)], [(backward, "all_gather", y.chunks)]
-    )
+    kind = "reduce_scatter" if y.sequence else "all_reduce"
+    back = [(f"{name}/backward", "all_gather", y.chunks)] * y.sequence
+    return _calls(y.ranks, [(f"{name}/forward", kind, y.chunks)], back)
 
 
-def embedding(y: Stream, name: str = "embedding") -> LayerCalls[Call]:
+def embedding(y: Stream) -> LayerCalls:
     """Of a table cut along its rows: each rank adds the rows that it has."""
-    return row_linear(y, name)
+    return row_linear(y, "embedding")
 
 
-def cross_entropy(x: Stream, smoothing: float = 0.0) -> LayerCalls[Call]:
+def cross_entropy(x: Stream, smoothing: float = 0.0) -> LayerCalls:
     """Of logits cut along their classes: the maximum and two sums of each token, three if smoothed.
 
     3 b s elements in 2 barriers (Megatron has 3), where gathering the logits would move b s V.
-    The sums of halves are taken, and exchanged, in single precision.
     """
-    tokens, sums = x.batch * x.tokens, 3 if smoothing else 2
-    made = _calls(
+    counts = {"maximum": 1, "sums": 3 if smoothing else 2}
+    tokens = x.batch * x.tokens
+    return _calls(
         x.ranks,
         [
-            ("cross_entropy/maximum/forward", "all_reduce", even(tokens, x.ranks)),
-            ("cross_entropy/sums/forward", "all_reduce", even(sums * tokens, x.ranks)),
+            (f"cross_entropy/{what}/forward", "all_reduce", even(n * tokens, x.ranks))
+            for what, n in counts.items()
         ],
     )
-    return LayerCalls(tuple(call._replace(wide=True) for call in made.forward))
 
 
-def norm(x: Stream, bias: bool = False, name: str = "norm") -> LayerCalls[Call]:
+def norm(x: Stream, bias: bool, name: str) -> LayerCalls:
     """Of a norm of ``x``: its weights' gradients, where every rank sees other tokens."""
-    if not x.sequence:
-        return LayerCalls()
-    counts = even(x.width * (2 if bias else 1), x.ranks)
-    return _calls(x.ranks, backward=[(f"{name}/backward", "all_reduce", counts)])
+    summed = (f"{name}/backward", "all_reduce", even(x.width * (1 + bias), x.ranks))
+    return _calls(x.ranks, backward=[summed] * x.sequence)
 
 
-def mlp(x: Stream) -> LayerCalls[Call]:
+def mlp(x: Stream) -> LayerCalls:
     """Of the plain feed-forward layer."""
     return column_linear(x, "w_1").then(row_linear(x, "w_2")).inside("mlp")
 
 
-def swiglu_mlp(x: Stream, fused: bool = True) -> LayerCalls[Call]:
+def swiglu_mlp(x: Stream, fused: bool = True) -> LayerCalls:
     """Of the gated feed-forward layer; ``fused``: gate and up are one matrix, w_gate_up."""
-    into = ["w_gate_up"] if fused else ["w_gate", "w_up"]
-    return _into(x, into).then(row_linear(x, "w_down")).inside("mlp")
+    into = column_linear(x, *(["w_gate_up"] if fused else ["w_gate", "w_up"]))
+    return into.then(row_linear(x, "w_down")).inside("mlp")
 
 
 def self_attention(
     x: Stream, query: int, kv: int, width: int, fused: bool = True, bias: bool = False
-) -> LayerCalls[Call]:
+) -> LayerCalls:
     """Of attention by heads: ``query`` and ``kv`` heads of ``width`` columns.
 
     ``fused``: q, k and v are one matrix, wqkv, as in Megatron-LM: one all_reduce backward. Of wq,
@@ -183,35 +163,28 @@ def self_attention(
     >>> [len(self_attention(stream, 4, 4, 4, fused=f).backward) for f in (True, False)]
     [1, 3]
     """
-    into = _into(x, ["wqkv"] if fused else ["wq", "wk", "wv"])
+    into = column_linear(x, *(["wqkv"] if fused else ["wq", "wk", "wv"]))
     _, heads = deal_heads(query, kv, x.ranks)
     columns = 2 * width * (x.width + bias)  # of k and of v, with their biases
-    sums = [
+    sums = tuple(
         Call("shared kv/backward", "all_reduce", even(columns * (stop - start), len(ranks)), ranks)
         for ranks, (start, stop) in heads.shared()
-    ]
-    into = LayerCalls(into.forward, into.backward + tuple(sums))
+    )
+    into = into._replace(backward=into.backward + sums)
     return into.then(row_linear(x, "wo")).inside("attention")
 
 
 def decoder_block(
     x: Stream,
-    query: int,
-    kv: int,
-    width: int,
+    *heads: int,
     fused: bool = True,
     gated: bool = True,
     norm_bias: bool = False,
     bias: bool = False,
-) -> LayerCalls[Call]:
-    """Of a block: norm, attention, norm, feed-forward; ``fused`` as in both of these.
-
-    >>> [len(decoder_block(Stream(1, 8, 16, ranks=2), 4, 4, 4, fused=fused).calls)
-    ...  for fused in (True, False)]
-    [4, 7]
-    """
-    feed = swiglu_mlp(x, fused=fused) if gated else mlp(x)
-    attention = self_attention(x, query, kv, width, fused=fused, bias=bias)
+) -> LayerCalls:
+    """Of a block: norm, attention, norm, feed-forward; ``heads`` and ``fused`` as in these."""
+    feed = swiglu_mlp(x, fused) if gated else mlp(x)
+    attention = self_attention(x, *heads, fused, bias)
     return norm(x, norm_bias, "norm_1").then(attention, norm(x, norm_bias, "norm_2"), feed)
 
 
@@ -223,22 +196,11 @@ def bytes_by_rank(calls: Iterable[Call], ranks: int, itemsize: int) -> tuple[Seq
     """
     sent, received = [0] * ranks, [0] * ranks
     for call in calls:
-        if not set(call.members) <= set(range(ranks)):
-            raise ConfigError(f"{call.label} has ranks {call.members}, the group only {ranks}")
         each = call.cost(itemsize)
         for i, rank in enumerate(call.members):
             sent[rank] += each.sent[i]
             received[rank] += each.received[i]
     return tuple(sent), tuple(received)
-
-
-def _into(x: Stream, names: Sequence[str]) -> LayerCalls[Call]:
-    """Of the matrices that all take x, and are gone through backwards in the same order."""
-    all_of = [column_linear(x, name) for name in names]
-    return LayerCalls(
-        tuple(call for each in all_of for call in each.forward),
-        tuple(call for each in all_of for call in each.backward),
-    )
 
 
 _Called = tuple[str, str, tuple[int, ...]]
@@ -247,10 +209,11 @@ _Called = tuple[str, str, tuple[int, ...]]
 
 def _calls(
     ranks: int, forward: Iterable[_Called] = (), backward: Iterable[_Called] = ()
-) -> LayerCalls[Call]:
+) -> LayerCalls:
     """With all ranks as members; one rank alone calls nothing."""
     if ranks == 1:
         return LayerCalls()
     everyone = tuple(range(ranks))
-    ways = (tuple(Call(*each, everyone) for each in calls) for calls in (forward, backward))
-    return LayerCalls(*ways)
+    return LayerCalls(
+        *(tuple(Call(*each, everyone) for each in calls) for calls in (forward, backward))
+    )

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiledask as td
+from tiledask import Ledger
 from tiledask.errors import ConfigError
-from tiledask.plan.ledger import Ledger
 from tiledask.plan.tables import Judged, Printable, Table, format_value
 from tiledask.plan.units import format_count
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles import closed_convolutions as P
-from oracles.calls import assert_calls, assert_close
 from oracles.gradients import draw
+from oracles.tensor_cases import assert_close
 
 import tiledask as td
 from tiledask.distributed import tensor as T
@@ -27,12 +27,6 @@ from tiledask.plan.program.count import calls
 from tiledask.tile import layers as L
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def planned(x, w, stride=1, padding=0, dilation=1, groups=1, bias=True):
-    laid = td.tile.layers.windows(w.shape[2:], stride, padding, dilation)
-    sizes = len(x), x.shape[1], len(w), x.shape[2:], laid.size
-    return P.Convolution(*sizes, laid.stride, laid.padding, laid.dilation, groups, bias)
 
 
 def assert_parts(results, expected):
@@ -64,7 +58,7 @@ def check(x, w, b, ranks, run=run_threads, **options):
     (dy,) = draw(y.shape, seed=9)
     done = run(over_ranks, ranks, by_output, x, w, b, dy, options)
     assert_parts(done.results, (y, *L.conv2d_grad(dy, kept, w, b)))
-    assert_calls(done.records, P.by_output(planned(x, w, **options), ranks, 8), ranks)
+    P.assert_calls(done.records, P.by_output(x, ranks), ranks)
 
 
 OPTIONS = {"stride": (2, 1), "padding": ((1, 0), (2, 1)), "dilation": (1, 2)}
@@ -98,8 +92,8 @@ def check_conv(x, w, b, rows, run=run_threads, **options):
     done = run(over_ranks, len(rows), in_rows, x, w, b, dy, rows, options)
     grads = L.conv2d_grad(dy, kept, w, b)
     assert_parts(done.results, (y, *grads)[: 4 - (b is None)])
-    plan = planned(x, w, bias=b is not None, **options)
-    assert_calls(done.records, P.in_rows(plan, rows, 8), len(rows))
+    laid = td.tile.layers.windows(w.shape[2:], **options)
+    P.assert_calls(done.records, P.in_rows(x, w, b is not None, rows, laid), len(rows))
     return done
 
 

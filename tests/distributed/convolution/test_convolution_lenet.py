@@ -5,7 +5,6 @@ Holds `tiledask.distributed.convolution.lenet`, `tiledask.distributed.ranks.grou
 """
 
 import pytest
-from oracles import closed_convolutions as P
 from oracles.gradients import draw
 from oracles.published_cases import load_cases
 from test_convolution import check_conv as check_rows
@@ -65,14 +64,6 @@ def test_d2l_says_who_holds_who_works_and_who_sends_how_much():
     assert sum(layerwise.sent) / 4 == said["bytes_per_device"]  # on average: 50 channels on 4
     assert layerwise.barriers == said["barriers"]
     assert round(sum(layerwise.sent) / sum(network.sent), 3) == said["vs_network_total_ratio"]
-
-
-def test_alternating_convolutions():
-    """Alpa's 4 layers: those of two pairs, without the gradient of the images."""
-    conv = P.Convolution(2, 8, 8, (6, 6), (3, 3), padding=((1, 1), (1, 1)))
-    calls = P.in_pairs(conv, conv, 4, 8, dx=False) + P.in_pairs(conv, conv, 4, 8)
-    assert len(calls) == expected("alpa_counts_conv")["all_reduce"]
-    assert {call.kind for call in calls} == {"all_reduce"}
 
 
 def test_a_padded_convolution_of_a_shard():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.distributed.convolution.lenet import LeNetTrainer, train_lenet
+from tiledask.distributed.training.trainer import unpacked
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.program.making.lenet import PARAMETERS, Split, need
 from tiledask.tile.datasets import load_images
@@ -189,8 +190,8 @@ def test_biases_that_are_not_added_up_are_refused(monkeypatch, ways):
     def only_w(self, updates, gradients, weights, *reads, **told):
         unit = next(u for u in self.units if self.arrays["weights"][u] is weights)
         mixed, own = gradients.copy(), self.arrays["gradients"][unit]
-        unpack = self.packings[unit].unpack
-        unpack(mixed)["b"][...] = unpack(own)["b"]
+        of = self.shapes[unit]
+        unpacked(mixed, of)["b"][...] = unpacked(own, of)["b"]
         return honest(self, updates, mixed, weights, *reads, **told)
 
     monkeypatch.setattr(LeNetTrainer, "_step", only_w)

@@ -44,7 +44,9 @@ def on_one_device(weights, gated, heads, angles):
 
 def planned(stream, heads, fused=True, gated=True):
     numbers = heads.query, heads.kv, heads.width
-    return plan.decoder_block(stream, *numbers, fused, gated, norm_bias=not gated, bias=True)
+    return plan.decoder_block(
+        stream, *numbers, fused=fused, gated=gated, norm_bias=not gated, bias=True
+    )
 
 
 def check_block(t, gated=True, fused=True, sequence=False, regather=False, heads=HEADS):

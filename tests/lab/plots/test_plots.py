@@ -325,7 +325,9 @@ def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
 def test_gantt_names_its_rows_and_says_how_long_each_device_idles():
     run = td.simulate(td.schedule("1f1b", 2, 2), latency=0.5)
     assert {"one", "two"} <= {*words(plots.gantt(run, lanes=["one", "two", "three"]))}
-    assert plots.gantt(run, between=(1, 2)).axes[0].get_xlim() == (1, 2)
+    (axes,) = plots.gantt(run, between=(1, 2)).axes
+    assert axes.get_xlim() == (1, 2)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["device 0", "device 1"]
     shares = [
         f"{100 * idle / EVERY_CAUSE.makespan:.1f} % idle" for idle in EVERY_CAUSE.idle_per_device
     ]
@@ -456,6 +458,7 @@ def test_layers_lie_on_their_devices_and_crossings_are_red():
         (0, 0), (1, 1), (2, 1), (3, 0),
     ]  # fmt: skip
     assert axes.get_title(loc="left") == "round robin: 2 crossings"
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["device 0", "device 1"]
     for place, of_lines in ([0, 0], ["stays"]), ([0, 1], ["crossing:"]):
         _, *entries = plots.layers_on_devices({"": place}).legends[0].get_texts()
         assert [entry.get_text().split()[0] for entry in entries] == of_lines

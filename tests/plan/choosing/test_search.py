@@ -1,15 +1,15 @@
 """Searches of layouts: complete, pruned rightly, in order; what binds; what would be better."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
 import tiledask as td
+from tiledask import Layout, Space, critique, search
 from tiledask.errors import ConfigError
 from tiledask.plan.choosing import sensitivity
-from tiledask.plan.choosing.critique import critique
-from tiledask.plan.choosing.search import HEADS, LEAST, Space, plan_table, search
-from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.choosing.search import HEADS, LEAST, plan_table
 from tiledask.plan.tables import format_value
 
 MODEL, CLUSTER = td.load_model("llama-3.1-8b"), td.load_cluster("16xA100-80GB")
@@ -47,17 +47,41 @@ def test_of_a_table_no_more_columns_are_left_out_than_must_be(case):
             assert (head in shown.head) == (len({*cells[head]}) > 1)
 
 
+def relaxed(there, times):
+    """Limit -> the cluster of which it is so many times as large."""
+
+    def of_device(**changed):
+        return replace(there, device=replace(there.device, **changed))
+
+    def of_link(name):
+        link = getattr(there, name)
+        return replace(
+            there, **{name: replace(link, bytes_per_second=link.bytes_per_second * times)}
+        )
+
+    device, node = there.device, round(there.devices_per_node * times)
+    peaks = tuple((name, flops * times) for name, flops in device.peak_flops)
+    return {
+        "memory": of_device(memory_bytes=round(device.memory_bytes * times)),
+        "peak FLOP/s": of_device(peak_flops=peaks),
+        "memory bandwidth": of_device(memory_bandwidth=device.memory_bandwidth * times),
+        "bandwidth within nodes": of_link("within_node"),
+        "bandwidth between nodes": of_link("between_nodes"),
+        "devices in a node": replace(there, devices_per_node=node),
+        "devices": replace(there, devices=round(there.devices * times)),
+    }
+
+
 @pytest.mark.parametrize("few", [0, 200, 4000])
 @pytest.mark.parametrize("case", [("llama-3.1-70b", "8xH100", 64), ("mixtral-8x7b", "16xH100", 64)])
 def test_what_a_limit_buys_is_the_best_of_a_search_without_it(monkeypatch, few, case):
     monkeypatch.setattr(sensitivity, "FASTEST", few)
-    now, there = search(*case), td.load_cluster(case[1])
+    now, other = search(*case), relaxed(td.load_cluster(case[1]), 2.0)
     found = sensitivity.sensitivity(*case, plans=now if few else None)
     assert ({each.limit for each in found[:2]} == {"memory", "devices"}) == ("70b" in case[0])
-    assert len(found) == 7
+    assert {each.limit for each in found} == other.keys()
     for each in found:
-        other = replace(there, **sensitivity._relaxed(there, 2.0)[each.limit])
-        after = search(case[0], other, 64).best
+        after = search(case[0], other[each.limit], 64).best
         assert (each.before.layout, each.after.layout) == (now.best.layout, after.layout)
         ratio = now.best.seconds / after.seconds if after.verdict != "no" else 1.0
         assert each.speedup == max(1.0, ratio)
@@ -71,13 +95,24 @@ def test_faults_are_named_and_the_advice_is_true():
     bad = {line.claim for line in found.lines if not line.holds}
     assert bad >= {"bubble", "devices", "utilisation"}
     assert not found
-    again = critique(model, found.advice[0].layout, CLUSTER, sequence=1024)
-    for each in (found, again):
+    for name, layout, where in (
+        ("gpt2-xl", found.advice[0].layout, CLUSTER),
+        ("llama-2-7b", Layout(dp=4, tp=2, microbatches=8), td.load_cluster("8xA100-80GB")),
+        ("llama-2-13b", Layout(pp=8, microbatches=8), td.load_cluster("8xA100-40GB")),
+    ):
+        each = critique(name, layout, where, sequence=1024)
+        before = each.step.total if each.step else inf
         for advice in each.advice:
-            after = td.estimate_step(model, advice.layout, CLUSTER, sequence=1024).total
+            after = td.estimate_step(name, advice.layout, where, sequence=1024).total
             assert (advice.fit.verdict, advice.seconds) == ("fits", after)
-            assert after < 0.99 * each.step.total
-            assert advice.layout.sequences == found.fit.layout.sequences
+            assert after < 0.99 * before
+            assert advice.layout.sequences == layout.sequences
+        said = [row["speedup"] for row in each.to_dict()["advice"]]
+        assert said == [before / advice.seconds for advice in each.advice]
+    for partition in (None, "items"):
+        split = Layout(pp=8, microbatches=8, partition=partition)
+        advice = critique(model, split, CLUSTER, sequence=1024).advice
+        assert {each.layout.partition for each in advice} == {partition}
     found = critique("gpt-200b", Layout(dp=160), "160xA100-40GB")
     assert (found.step, found.to_dict()["verdict"]) == (None, "no")
     assert found.advice[0].fit.verdict == "fits"
@@ -90,6 +125,13 @@ RUNS = {
 }
 
 
+def test_only_devices_that_may_change_are_a_limit():
+    limits = [
+        {each.limit for each in td.sensitivity("gpt2", "4xH100", 64, devices=n)} for n in (None, 4)
+    ]
+    assert (limits[0] - limits[1], len(limits[1])) == ({"devices"}, 6)
+
+
 @pytest.mark.parametrize("framework", RUNS)
 def test_what_the_framework_runs_is_proposed_and_the_rest_is_counted(framework):
     """By its own recipe."""
@@ -98,7 +140,7 @@ def test_what_the_framework_runs_is_proposed_and_the_rest_is_counted(framework):
     assert found.recipe.name == ("fsdp-adam" if framework == "torchtitan" else "mixed-adam-16")
     assert {p.layout for p in found} == {p.layout for p in every if RUNS[framework](p.layout)}
     assert found.considered + sum(found.left_out.values()) == every.considered
-    assert not every.left_out
+    assert (every.left_out, 0 in found.left_out.values()) == ({}, False)
     assert all(words.startswith(f"{framework} runs ") for words in found.left_out)
 
 

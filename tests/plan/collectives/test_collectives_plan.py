@@ -1,8 +1,4 @@
-"""Collectives on paper: moves that do what they are for, and bytes that agree with closed forms.
-
-Holds `tiledask.plan.collectives.algorithms`, `tiledask.plan.collectives.cost` and
-`tiledask.plan.collectives.rows`.
-"""
+"""Collectives on paper: moves that do what they are for, and bytes that agree with closed forms."""
 
 from itertools import product
 

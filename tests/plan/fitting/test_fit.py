@@ -9,14 +9,12 @@ from statistics import median_low
 import pytest
 
 import tiledask as td
+from tiledask import Layout, Model, Space, load_cluster
 from tiledask.errors import ConfigError
 from tiledask.plan.fitting.fixes import FIELDS
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT, NCCL_BUFFERS, overhead_of
 from tiledask.plan.fitting.overhead import measured_over_estimated as over_estimated
-from tiledask.plan.fitting.space import Space
-from tiledask.plan.inputs.layout import RECOMPUTE, Layout, Numbers
-from tiledask.plan.inputs.load import load_cluster
-from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.layout import RECOMPUTE, Numbers
 from tiledask.plan.inputs.recipes import zero3_minimum_degree
 from tiledask.plan.timing.step_time import step_parts
 
@@ -209,3 +207,27 @@ def test_a_fix_turns_to_even_stages_and_1f1b():
         fix = ask(start, cluster(4, int(peak(start) * 0.6), node=1)).smallest_fix
         assert (fix.layout.partition, fix.layout.schedule) == (None, "1f1b")
         assert {*own} & {*fix.changed}
+
+
+def test_on_one_device_a_fix_recomputes_what_costs_least():
+    kinds = {kind: Layout(recompute=kind) for kind in RECOMPUTE}
+    for room in sorted({peak(layout) for layout in kinds.values()})[:-1]:
+        fleet = cluster(1, room)
+        inside = [layout for layout in kinds.values() if peak(layout) <= room]
+        fix = ask(Layout(), fleet).smallest_fix
+        assert fix.layout == min(inside, key=lambda layout: seconds_of(layout, fleet))
+
+
+def test_a_fix_of_what_serves_or_is_offloaded_takes_the_fewest_devices():
+    def held(layout):
+        return td.estimate_memory(SMALL, layout, "fp16-weights", 64).peak
+
+    cuts = [Layout(dp=3, tp=t) for t in (2, 4)] + [Layout(dp=3, pp=p) for p in (2, 3, 4)]
+    for room in map(held, cuts):
+        fit = td.fits(SMALL, Layout(dp=3), cluster(12, room), "fp16-weights", 64, overhead=0)
+        least = min(layout.devices for layout in cuts if held(layout) <= room)
+        assert (fit.verdict, fit.smallest_fix.devices) == ("no", least)
+    away = td.offload("mixed-adam-16", ("weights", "momentum"))  # for ZeRO-3 alone
+    whole = td.estimate_memory(SMALL, Layout(zero=3), away, 64).peak
+    fix = td.fits(SMALL, Layout(zero=3), cluster(1, whole // 2), away, 64, overhead=0).smallest_fix
+    assert (fix.missing > 0, fix.layout.zero) == (True, 3)

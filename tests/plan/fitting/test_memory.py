@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from oracles.finished import ROOT
 
 import tiledask as td
+from tiledask import Layout, Model, load_recipe, schedule
 from tiledask.errors import ConfigError
-from tiledask.plan.fitting.activations import layer_bytes, saved_tensors
-from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import load_recipe, state_bytes
+from tiledask.plan.fitting.activations import alive, layer_bytes, saved_tensors
+from tiledask.plan.inputs.layout import SCHEDULES
+from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.plan.ledger import ALWAYS
+from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped
+from tiledask.plan.pipelines.validate import peak_in_flight
 
 SMALL = Model(hidden=64, layers=6, heads=8, ffn=256, vocab=96, learned_pos=64, dropout=True)
 GATED = Model(hidden=64, layers=4, heads=8, ffn=128, vocab=96, kv_heads=2, mlp="swiglu")
@@ -139,6 +141,10 @@ def test_a_token_that_is_served_keeps_keys_and_values(model, each):
     assert (row.bytes, row.moment) == (each, ALWAYS)
     fit = td.fits(model, Layout(), "1xH200", "fp16-weights", 1, cached=65_536)
     assert fit.memory.peak - td.estimate_memory(*run).peak == 65_536 * each
+    for tp in (4, 16):  # a latent is on every device, a head on one, or a copy of it
+        parts = 1 if model == "deepseek-v3" else min(tp, td.load_model(model).kv_heads)
+        split = td.estimate_memory(model, Layout(tp=tp), "fp16-weights", 1, cached=1).ledger
+        assert split.by_tensor(0)["key-value cache"] == each // parts
 
 
 def test_a_scan_keeps_its_inputs_and_output_and_serves_from_a_state():
@@ -196,3 +202,23 @@ def test_what_is_offloaded_lies_in_the_node_and_must_have_room_there():
 def test_what_cannot_be_held_so_is_refused(call, words):
     with pytest.raises(ConfigError, match=words):
         call()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("m", [2, 4, 8, 14, 60])
+def test_in_flight_is_what_the_schedule_holds(name, p, m):
+    looped = is_looped(name) or name == "1f1b"
+    v = 2 if looped or name in V_SHAPED else 1
+    if name == "1f1b" and m % p:  # Megatron-LM's interleaved order takes multiples of p
+        name, looped, v = "1f1b", False, 1
+    layout = Layout(pp=p, microbatches=m, schedule=name, interleave=v)
+    real = "interleaved" if name == "1f1b" and v > 1 else name
+    built = schedule(real, p * v, m, **({"devices": p} if looped else {}))
+    states = [alive(name, p, m, layout.interleave, stage) for stage in range(p)]
+    assert tuple(max(map(sum, each)) for each in states) == peak_in_flight(built)
+    for stage, each in enumerate(states):
+        chunks = layout.stage_chunks(stage)
+        assert all(len(state) == len(chunks) for state in each)
+        if name not in BOTH_WAYS:
+            assert [built.place[chunk] for chunk in chunks] == [stage] * v

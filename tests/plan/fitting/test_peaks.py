@@ -1,4 +1,4 @@
-"""Peaks of many layouts at once: the ledger's peak, to the byte."""
+"""Peaks of many layouts at once: the ledger's, to the byte; rows that are alike."""
 
 from dataclasses import replace
 
@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
+from tiledask import Layout, Model, load_recipe
 from tiledask.errors import ConfigError
+from tiledask.plan.arrays import combinations, numbered
 from tiledask.plan.data import names
 from tiledask.plan.fitting.vectorized import peaks
-from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import State, load_recipe
+from tiledask.plan.inputs.recipes import State
 
 DENSE = Model(hidden=64, layers=13, heads=8, ffn=250, vocab=97, learned_pos=128, dropout=True)
 PLAIN = Model(hidden=64, layers=12, heads=8, ffn=256, vocab=96, mlp="swiglu")
@@ -100,3 +100,22 @@ def test_what_64_bits_do_not_hold_is_refused():
         peaks(DENSE, sequence=64, microbatch=2**31, microbatches=2**31, schedule="gpipe")
     with pytest.raises(ConfigError, match="schedule must be one of"):
         peaks(DENSE, sequence=64, schedule="zb-v")
+
+
+@pytest.mark.parametrize("largest", [3, 10**5, 2**40], ids=["listed", "sorted", "beyond 64 bits"])
+def test_each_row_has_the_combination_that_it_is_said_to_have(largest: int) -> None:
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(0, largest, (20, 4))
+    drawn[:, 1:] = largest - 1  # what they differ in would be the first to leave 64 bits
+    columns = list(drawn[rng.integers(0, 20, 500)].T)
+    rows, which = combinations(columns)
+    assert len(rows) == len({*zip(*(column.tolist() for column in columns), strict=True)})
+    for column in columns:
+        assert (column[rows][which] == column).all()
+
+
+def test_words_are_numbered_by_where_they_first_stand() -> None:
+    column = np.array([["none", "full"], ["full", "half"]])
+    assert numbered(column).tolist() == [[0, 1], [1, 2]]
+    assert numbered(column[:0]).shape == (0, 2)
+    assert numbered(np.array([7, -1])).tolist() == [7, -1]

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiledask as td
-from tiledask.cli import main
+from tiledask import load_recipe
 from tiledask.errors import ConfigError
 from tiledask.plan.data import names
 from tiledask.plan.frameworks.exchange import WRITTEN
-from tiledask.plan.inputs.recipes import load_recipe
 
 ACCEPTED = json.loads((Path(__file__).parent / "own/accepted.json").read_text())
 CASES = ACCEPTED.pop("cases")
@@ -53,12 +52,13 @@ SAID = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("framework", sorted(ACCEPTED))
 def test_what_is_exported_is_what_the_framework_read(framework, case):
-    """The very text that its parser was given, and there it means the layout."""
+    """The very text that its own parser was given, and there it means the layout: Megatron-LM of
+    August 2026, torchtitan 0.2.2, DeepSpeed 0.19.6. Another text is given to them first."""
     model, layout, recipe, sequence = CASES[case]
     layout = td.Layout(**layout)
     found = td.export_config(model, layout, framework, recipe=recipe, sequence=sequence)
     kept = ACCEPTED[framework][case]
-    assert found.text == kept["text"], "run own/make.py again: another text is not known to be read"
+    assert found.text == kept["text"], "it is not known that this text is read"
     parts = [part for part in kept["read"].values() if isinstance(part, dict)]
     read = {k: v for part in (*parts, kept["read"]) for k, v in part.items()}
     said = SAID[framework](layout)
@@ -98,6 +98,7 @@ def back(framework, model, layout, recipe, sequence):
         assert read.recipe == recipe
     if framework != "deepspeed":
         assert read.sequence == sequence
+    return lost
 
 
 @given(st.sampled_from(sorted(WRITTEN)), st.sampled_from(WHERE), st.data())
@@ -114,13 +115,15 @@ CUT = (
     {"pp": 4, "microbatches": 8, "schedule": "zb-v"},
     {"pp": 4, "microbatches": 8, "schedule": "dualpipev", "partition": "items"},
     {"dp": 4, "zero": 3, "recompute": "selective_op", "flash_attention": True},
+    {"pp": 2, "microbatches": 8, "interleave": 4, "flash_attention": True},
 )
 
 
 @pytest.mark.parametrize("layout", CUT, ids=str)
 @pytest.mark.parametrize("framework", sorted(WRITTEN))
 def test_cuts_and_orders_of_pipelines_come_back(framework, layout):
-    back(framework, "llama-3.1-8b", td.Layout(**layout), "fsdp-adam", 4096)
+    lost = back(framework, "llama-3.1-8b", td.Layout(**layout), "fsdp-adam", 4096)
+    assert framework != "torchtitan" or layout != CUT[-1] or not lost
 
 
 @pytest.mark.parametrize("name", names("models"))
@@ -270,21 +273,6 @@ def test_what_people_post_is_read_or_named(tmp_path, case):
     td.fits(found.model, found.layout, "8xH100", recipe, found.sequence, framework=found.framework)
 
 
-def test_the_first_line_of_an_answer_has_what_was_assumed_and_left_out(capsys):
-    flags = "--num-layers 2 --hidden-size 256 --num-attention-heads 4 --vocab-size 500 --fp8-y 1"
-    main(["fit", "8xH100", "--megatron", f"{flags} --seq-length 64 --keep-fp8-weight-y --lr 1"])
-    first = " ".join(capsys.readouterr().out.split()).split(" fits")[0]
-    for words in (
-        "recipe fp32-adam",
-        "run by megatron-2025",
-        "neither --bf16 nor --fp16: everything in fp32",
-        "computed without FP8 weights (keep_fp8_weight_y)",
-        "not looked at: fp8_y",
-    ):
-        assert words in first
-    assert "lr" not in first.split("not looked at")[1]
-
-
 def test_scripts_are_read_with_torchruns_devices_arrays_and_conditions():
     found = td.import_config("megatron", SCRIPT)
     layout = "dp=4 tp=4 pp=2 microbatch=2 microbatches=8 zero=1 sequence_parallel=True "
@@ -299,25 +287,6 @@ def test_scripts_are_read_with_torchruns_devices_arrays_and_conditions():
     assert any("conditions are not judged: STEP" in line for line in found.assumed)
     other = td.import_config("megatron", ARRAYS.replace("--geglu", "--spec a b"), model="gpt2")
     assert other.model.name == "gpt2"
-
-
-def test_files_of_other_people_are_read(tmp_path):
-    path = tmp_path / "llama3_8b.toml"
-    path.write_text(
-        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\n'
-        "local_batch_size = 8\nseq_len = 8192\n[parallelism]\npipeline_parallel_degree = 4\n"
-        "pipeline_parallel_microbatch_size = 2\n"
-        '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"\n'
-    )
-    found = td.import_config("torchtitan", path, devices=64)
-    assert (found.layout.dp, found.layout.microbatches, found.layout.zero) == (16, 4, 3)
-    assert found.layout.recompute == "selective_op"
-    assert found.layout.chunk_layers(32) == (8, 9, 8, 7)  # embedding and head count as layers
-    assert (found.recipe, found.sequence) == ("fsdp-adam-pipeline", 8192)
-    ours = '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, '
-    ours += '"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto"}'
-    found = td.import_config("deepspeed", ours, model="llama-2-7b", devices=8)
-    assert (found.layout.dp, found.layout.zero, found.recipe.places) == (8, 3, ("cpu",))
 
 
 MEGATRON = {
@@ -335,6 +304,7 @@ GIVEN = {
     "--pipeline-model-parallel-layout Et*4|t*7L --micro-batch-size 1": "2 stages with 11",
     "--pipeline-model-parallel-layout X|t": "has E, t, m, L and | in it",
     "--recompute-granularity some": "is selective or full",
+    "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 15": "4 stages with 12",
 }
 WRONG = [
     (("axolotl", "--a 1"), {}, "configurations of megatron, torchtitan, deepspeed"),

@@ -108,3 +108,8 @@ def test_what_a_window_leaves_is_what_is_counted_of_a_mask(causal, window):
     masks += [(ahead >= 0 if causal else ahead > -window) & (ahead < window)] * 2
     counted = np.mean([mask.mean() for mask in masks])
     assert model.visible(s) == pytest.approx(counted, abs=1.5 / s)
+
+
+def test_heads_and_groups_of_a_scan_are_dealt_out_as_those_of_attention():
+    mamba = model_of(COUNTS["mamba2"]["config"])  # 6 heads of 2 groups
+    assert [tp for tp in range(1, 7) if mamba.allows_tp(tp)] == [1, 2, 6]

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
+from tiledask import load_cluster
 from tiledask.errors import ConfigError
 from tiledask.plan.data import data_file, names
-from tiledask.plan.inputs.hardware import LATENCY, SHARE, load_cluster, load_device
+from tiledask.plan.inputs.hardware import LATENCY, SHARE, load_device
 
 
 @pytest.mark.parametrize("name", names("hardware"))

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiledask as td
+from tiledask import load_model
 from tiledask.errors import ConfigError
 from tiledask.plan.data import LARGEST, Fields
 from tiledask.plan.inputs.hf_config import model_from_config
-from tiledask.plan.inputs.load import load_model
 
 
 def shipped(name):

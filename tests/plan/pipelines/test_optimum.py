@@ -1,4 +1,5 @@
-"""The solver's optimum is that of trying every order, and keeps its limits."""
+"""Orders that are found: the optimum is that of trying every order, the automatic ones are as good
+as their authors' and keep their limits."""
 
 import re
 from itertools import permutations, product
@@ -6,11 +7,17 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
+from tiledask import (
+    Action,
+    Schedule,
+    memory_over_time,
+    optimal_schedule,
+    schedule,
+    simulate,
+    validate,
+)
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.optimum import optimal_schedule
-from tiledask.plan.pipelines.schedule import Action, Schedule
-from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.validate import peak_in_flight, validate
+from tiledask.plan.pipelines.validate import peak_in_flight
 
 
 def best_of_all(kinds, limit, *times):
@@ -43,6 +50,14 @@ def test_it_is_the_best_of_every_order(kinds, limit):
         assert again.lower_bound <= again.makespan == tried
 
 
+@pytest.mark.parametrize("scale", [np.pi, 1e-5, 1e9 / 7])
+def test_times_that_are_no_fractions_are_nearly_exact(scale):
+    times = [[scale, 2.5 * scale], [3 * scale, scale / 3], 0.1 * scale]
+    best = optimal_schedule(2, 2, *times)
+    assert best.makespan == pytest.approx(best_of_all("FB", None, *times), rel=1e-9)
+    assert best.makespan * (1 - 1e-5) < best.least <= best.makespan
+
+
 @pytest.mark.parametrize(
     ("options", "makespan"),
     [
@@ -72,3 +87,36 @@ def test_four_stages_of_eight_micro_batches(options, makespan):
 def test_what_cannot_be_is_refused(options, words):
     with pytest.raises(ScheduleError, match=re.escape(words)):
         optimal_schedule(2, 2, **options)
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "F", "I", "W", "c", "limit", "span"),
+    [(4, 8, 1, 3, 2, 1, 6, 61), (8, 20, 1, 3, 2, 1, 16, 147), (4, 8, 2, 1, 0.5, 0.3, 4, 39.3)],
+)
+def test_auto_is_as_good_as_its_authors_program(p, m, F, I, W, c, limit, span):
+    """The longest span that zb.py of sail-sg/zero-bubble-pipeline-parallelism finds."""
+    times = {"forward": F, "backward_input": I, "backward_weight": W, "latency": c}
+    t = simulate(schedule("zb-auto", p, m, **times, memory_limit=limit, weight_part=0.4), **times)
+    assert m * (F + I + W) / (1 - t.span_bubble) == pytest.approx(span)
+
+
+@pytest.mark.parametrize("limit", [1.0, 1.5, 2.0, 3.0, 4.0, 5.4, 8.0])
+@pytest.mark.parametrize("times", [(1, 1, 1, 0.0), (2, 1, 0.5, 0.3), (1, 3, 2, 1)])
+def test_auto_stays_within_its_memory(limit, times):
+    names = "forward", "backward_input", "backward_weight", "latency"
+    times = dict(zip(names, times, strict=True))
+    for p, m in product(range(1, 6), (1, 3, 8)):
+        built = schedule("zb-auto", p, m, **times, memory_limit=limit, weight_part=0.4)
+        validate(built, p, m)
+        assert max(memory_over_time(simulate(built), 1.0, 0.4).peaks) <= limit + 1e-9
+
+
+@pytest.mark.parametrize("p", range(1, 7))
+def test_zb_v_attains_the_lower_bound(p):
+    """(p-1) F + m (time of both chunks): no order is faster on the last device."""
+    for m in (2 * p - 1, 2 * p, 5 * p):
+        built = schedule("zb-v", 2 * p, m)
+        t = simulate(built, 1.0, 2.0)
+        assert t.makespan == (p - 1) + 6 * m
+        assert t.span_bubble == pytest.approx(0.0, abs=1e-12)
+        assert max(peak_in_flight(built)) == min(2 * p, 2 * m)

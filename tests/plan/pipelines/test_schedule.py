@@ -1,17 +1,18 @@
-"""Schedules typed in the shape of their figures, their text, laws for any p and m, and faults."""
+"""Schedules typed in the shape of their figures, their text, laws for any p and m, and faults;
+files as PyTorch writes them."""
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiledask import Action, Layout, Schedule, schedule, schedules, simulate, validate
 from tiledask.errors import ScheduleError
 from tiledask.lab.sweep import schedule_on
-from tiledask.plan.pipelines.schedule import Action, Schedule
-from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedule, schedules
-from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.validate import validate
+from tiledask.plan.pipelines import schedules as known
 
 
 def shown(built: Schedule) -> list[str]:
@@ -54,9 +55,9 @@ def test_every_action_is_there_once_in_its_place_and_runs(part, half, m, chunks,
     assert len(set(s)) == len(s)
     assert all(s.holder(*a[1:]) == d for d in range(s.devices) for a in s.orders[d])
     assert (s.microbatches, s.devices) == (m, devices)
-    each = 2 if name in V_SHAPED else chunks if is_looped(name) else 1
+    each = 2 if name in known.V_SHAPED else chunks if known.is_looped(name) else 1
     assert s.stages == each * devices
-    assert s.replicas == (2 if name in BOTH_WAYS and devices > 1 else 1)
+    assert s.replicas == (2 if name in known.BOTH_WAYS and devices > 1 else 1)
     again = Schedule.from_text(s.to_text())
     assert again == s
     assert again.to_text() == s.to_text()
@@ -78,6 +79,12 @@ def test_pipelines_are_placed_by_lines_of_their_own():
     assert s == schedule("chimera", 2, 2)
     with pytest.raises(ScheduleError, match="a stage is on 2 devices; use holder"):
         _ = s.place
+
+
+def test_devices_may_have_nothing_to_do():
+    s = Schedule.of([[], [Action("F", 0, 0), Action("B", 0, 0)], []], [1])
+    t = simulate(s)
+    assert (t.makespan, t.busy_per_device, t.idle_per_device) == (3.0, (0, 3, 0), (3, 0, 3))
 
 
 @pytest.mark.parametrize(
@@ -175,3 +182,26 @@ def test_memory_limit_names_the_moment_and_takes_one_per_device(forward_only, li
         validate(made, memory_limit=limit)
     for enough in (1,) if forward_only else (4, [4, 4]):
         assert validate(made, memory_limit=enough) is made
+
+
+# -- files of PyTorch 2.15.0, by _dump_csv(file, format="compute_only") ----------------------------
+
+FILES = sorted((Path(__file__).parent / "torch_csv").glob("*/*.csv"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_what_pytorch_wrote_is_read_and_is_our_order(file):
+    name, *numbers = re.match(r"(\w+)-(\d+)s(\d+)r(\d+)m", file.stem).groups()
+    stages, ranks, microbatches = map(int, numbers)
+    text = file.read_text()
+    read = validate(Schedule.from_text(text, name), stages, microbatches)
+    assert read.devices == ranks
+    rows = [",".join(filter(None, row.split(","))) for row in text.splitlines()]
+    assert read.to_text().splitlines() == rows
+    ours = known.OF_PYTORCH[name.lower()]
+    if name != "LoopedBFS":  # whose backwards PyTorch does from the last to the first
+        assert read == known.layout_schedule(ours, stages, microbatches, ranks)
+    assert Layout(pp=2, microbatches=4, schedule=name).schedule == ours
+    for theirs in (name.upper(), "Schedule" + name):
+        options = {"devices": ranks} if "Inter" in name or "Loop" in name else {}
+        assert schedule(theirs, stages, microbatches, **options).name == ours

@@ -1,8 +1,4 @@
-"""Times of a schedule: against a plain reference, closed forms and bounds; memory over time.
-
-Holds `tiledask.plan.pipelines.closed_form`, `tiledask.plan.pipelines.costs` and
-`tiledask.plan.pipelines.schedules`.
-"""
+"""Times of a schedule: against a plain reference, closed forms and bounds; memory over time."""
 
 from itertools import pairwise
 
@@ -12,13 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.closed_pipelines import interleaved_makespan
 
+from tiledask import Action, Schedule, memory_over_time, schedule, schedules, simulate
 from tiledask.errors import ScheduleError
 from tiledask.lab.sweep import schedule_on
 from tiledask.plan.pipelines import closed_form as cf
-from tiledask.plan.pipelines.schedule import Action, Schedule
-from tiledask.plan.pipelines.schedules import schedule, schedules
-from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.timeline import memory_over_time
 from tiledask.plan.pipelines.validate import peak_in_flight
 
 

@@ -1,15 +1,13 @@
-"""The Timeline against counting half seconds: who is busy, and why the others are idle.
-
-Holds `tiledask.plan.pipelines.timeline`.
-"""
+"""The Timeline against counting half seconds: who is busy, and why the others are idle."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiledask import Timeline
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.timeline import CAUSES, KINDS, Timeline
+from tiledask.plan.pipelines.timeline import CAUSES, KINDS
 
 
 def spans(kinds, stages=3, microbatches=5):

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiledask import Partial, Replicate, Shard, Tiling, Traffic
 from tiledask.errors import PlacementError
 from tiledask.plan.intervals import ends_of, even, split
-from tiledask.plan.products.placement import Partial, Replicate, Shard, Shards, Tiling
-from tiledask.plan.products.traffic import Traffic, collective, redistribution, traffic_of
+from tiledask.plan.products.placement import Shards, even_shards
+from tiledask.plan.products.regions import around, overlap, within
+from tiledask.plan.products.traffic import collective, redistribution, traffic_of
 
 CHOICES = (Shard(0), Shard(1), Replicate())
 
@@ -27,6 +29,8 @@ def tilings(draw):
 def test_split_is_array_split(n, parts):
     expected = [len(part) for part in np.array_split(np.arange(n), parts)]
     assert [stop - start for start, stop in split(0, n, parts)] == expected
+    assert [sum(b - a for a, b in part) for part in even_shards(n, parts).parts] == expected
+    assert [bool(part) for part in even_shards(n, parts).parts] == [*map(bool, expected)]
     assert list(even(n, parts)) == expected
     assert list(zip(ends_of(expected), ends_of(expected)[1:], strict=False)) == split(0, n, parts)
 
@@ -94,6 +98,30 @@ def test_traffic_counts_what_crosses(moves):
     assert traffic.received == tuple(table[0].sum(axis=0))
     assert traffic == Traffic.of(4, reversed(moves))
     assert traffic + traffic == Traffic.of(4, moves + moves)
+    across = table[0, :2, 2:].sum() + table[0, 2:, :2].sum()
+    assert (traffic.between_hosts, traffic.on("AABB").between_hosts) == (0, across)
+    assert traffic.on("BxABA", slots=(2, 4, 0, 3)).between_hosts == across
+
+
+def cells(*regions):
+    return [cell for region in regions for cell in product(*(range(*ends) for ends in region))]
+
+
+interval = st.tuples(st.integers(0, 5), st.integers(1, 5)).map(lambda at: (at[0], sum(at)))
+
+
+@given(*2 * [st.tuples(interval, interval)], st.integers(0, 1))
+def test_regions_are_their_cells(one, other, axis):
+    both = overlap(one, other)
+    shared = {*cells(one)} & {*cells(other)}
+    assert {*cells(*[both] * bool(both))} == shared
+    hole = tuple(other[d] if d == axis else one[d] for d in range(2))
+    hole = overlap(one, hole) or ((0, 0), (0, 0))
+    rest = cells(*around(one, hole))
+    assert sorted(rest) == sorted({*cells(one)} - {*cells(hole)})
+    block = np.empty([b - a for a, b in one], object)
+    block[:] = np.array([*cells(one), None], object)[:-1].reshape(block.shape)
+    assert {*block[within(both or ((0, 0), (0, 0)), one)].ravel()} == shared
 
 
 def test_all_pairs_of_placements_have_a_name_or_an_error():

@@ -1,9 +1,6 @@
 """Plans executed in loops on plain arrays: the right product, panels, the bytes, the times.
 
 No cluster: every rank has its own block and the pieces its plan lists, nothing else.
-
-Holds `tiledask.plan.products.product`, `tiledask.plan.products.product_plan` and
-`tiledask.plan.products.cost`.
 """
 
 from dataclasses import replace
@@ -15,11 +12,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tiledask import Partial, Replicate, Shard, Tiling, Traffic, algorithms
 from tiledask.errors import PlacementError
 from tiledask.plan.products.cost import MachineRates, cost
-from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
-from tiledask.plan.products.product import algorithms, grids
-from tiledask.plan.products.traffic import Traffic
+from tiledask.plan.products.product import grids
 
 GRID, COPIES = (Shard(0), Shard(1)), (Replicate(), Replicate())
 

@@ -73,6 +73,15 @@ def test_a_plan_covers_c_once_within_its_memory(part, sizes, chunks, slots, room
         assert sum(map(bool, plan.tiles)) == min(slots, sizes[0] * sizes[1])
 
 
+def test_what_a_slot_holds_by_hand():
+    """A tile of 3 x 5 in float32, 2 pairs of panels of 7 in half precision ahead; of chunks of A, B
+    and C 32, none and 6 elements, 3 copies of each."""
+    halves = problem(9, 9, 9, 2, ((4, 8), (1, 1), (2, 3)), workspace=lambda m, n, k: m * n * k)
+    *held, runtime = halves.classes(3, 5, 7).values()
+    assert held == [4 * 15, 2 * 2 * 7 * (3 + 5), 105, 2 * 3 * (32 + 6)]
+    assert runtime == 8 * 2**20 + sum(held) // 50
+
+
 def test_tiles_are_as_large_as_memory_allows():
     """Half of the memory for a square tile and its panels leaves at least half of the rest."""
     asked = problem(4000, 4000, 4000)

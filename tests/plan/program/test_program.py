@@ -1,17 +1,13 @@
-"""Programs of schedules: their readers agree with what was there before, and faults are found.
-
-Holds `tiledask.plan.program.program`, `tiledask.plan.program.ops`,
-`tiledask.plan.program.making.pipeline` and `tiledask.plan.program.count`.
-"""
+"""Programs of schedules: their readers agree with what was there before, and faults are found."""
 
 import numpy as np
 import pytest
 
 import tiledask as td
+from tiledask import Program
 from tiledask.errors import ProgramError, ScheduleError
 from tiledask.lab.sweep import schedule_on
 from tiledask.plan.pipelines.validate import needs, peak_in_flight
-from tiledask.plan.program.program import Program
 
 
 def drawn(name, seed):

@@ -1,8 +1,4 @@
-"""Programs of layers and of LeNet's step: right, counted, and what closed forms say to the byte.
-
-Holds `tiledask.plan.program.making.lenet`, `tiledask.plan.program.making.convolutions` and
-`tiledask.plan.program.making.layer`.
-"""
+"""Programs of layers and of LeNet's step: right, counted, and what closed forms say to the byte."""
 
 from dataclasses import replace
 from itertools import product
@@ -13,11 +9,11 @@ from hypothesis import strategies as st
 from oracles import closed_layers as L
 
 import tiledask as td
+from tiledask import Replicate, Shard, Tiling, load_recipe
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import split_rows
-from tiledask.plan.inputs.recipes import load_recipe
-from tiledask.plan.products.placement import ANY, Replicate, Shard, Tiling, even_shards
+from tiledask.plan.products.placement import ANY, even_shards
 from tiledask.plan.program.count import moved_by
 from tiledask.plan.program.making.convolutions import WindowTerms
 from tiledask.plan.program.making.layer import layer_program
@@ -96,7 +92,9 @@ def test_every_call_is_that_of_the_closed_form(layer, ranks):
         plan = {
             "mlp": L.swiglu_mlp(x, fused) if gated else L.mlp(x),
             "self_attention": L.self_attention(x, *heads, fused),
-            "decoder_block": L.decoder_block(x, *heads, fused, gated, norm_bias=not gated),
+            "decoder_block": L.decoder_block(
+                x, *heads, fused=fused, gated=gated, norm_bias=not gated
+            ),
         }[layer]
         wanted = {}
         for call in plan.calls:

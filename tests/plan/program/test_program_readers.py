@@ -1,11 +1,5 @@
 """Readers of programs with collectives: faults are named before anything runs, memory is what
-arrays take.
-
-Holds `tiledask.plan.program.walk`, `tiledask.plan.program.count`,
-`tiledask.plan.program.making.training`, `tiledask.plan.program.making.layers`,
-`tiledask.plan.program.making.tape`, `tiledask.plan.program.making.zero`,
-`tiledask.plan.program.making.decoder` and `tiledask.plan.collectives.shards`.
-"""
+arrays take."""
 
 from dataclasses import replace
 
@@ -14,12 +8,12 @@ import pytest
 from oracles.drawn_programs import drawn_jobs
 
 import tiledask as td
+from tiledask import Program, load_recipe
 from tiledask.errors import ProgramError
-from tiledask.plan.inputs.recipes import load_recipe, state_bytes
+from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.plan.program.count import calls
 from tiledask.plan.program.making.training import step_program
 from tiledask.plan.program.ops import Op, ProgramRole, Step, action_of
-from tiledask.plan.program.program import Program
 
 # -- faults, one on one rank -----------------------------------------------------------------------
 

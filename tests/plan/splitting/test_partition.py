@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiledask import contiguous_splits, judge, partition
 from tiledask.errors import PartitionError
-from tiledask.plan.splitting.partition import contiguous_splits, judge, partition, stages_of
+from tiledask.plan.splitting.partition import stages_of
 
 
 def stage_times(bounds, costs, speeds, sends):

@@ -6,15 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
+from tiledask import Layout, Model, load_recipe
 from tiledask.plan.inputs.layout import Numbers
-from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, members
 from tiledask.plan.timing.layer_time import LayerTime, products, shape_of
 from tiledask.plan.timing.roofline import TILES, Rates, gemm_seconds
 from tiledask.plan.timing.step_estimate import step_flops
-from tiledask.plan.timing.step_time import PARTS, held_weights, step_parts
+from tiledask.plan.timing.step_time import PARTS, held_weights, stage_layers, step_parts
 
 A100 = Rates(flops=250e12, memory=1.5e12, depth=200, multiprocessors=108)
 DGX = td.load_cluster("64xA100-80GB")
@@ -87,6 +86,15 @@ def test_all_reduce_by_hand():
     for calls in (1, 10):
         two = all_gather(1e9, 16, 4, DGX, calls=calls)
         assert two == pytest.approx(moved + calls * (within.latency + 7 * between.latency))
+
+
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 20), st.booleans())
+def test_layers_of_the_first_the_next_and_the_last_stage(pp, v, more, items):
+    v = v if pp > 1 and not items else 1
+    layout = Layout(pp=pp, interleave=v, microbatches=pp, partition="items" if items else None)
+    layers = pp * v + more
+    stages = [layout.stage_layers(stage, layers) for stage in (0, min(1, pp - 1), pp - 1)]
+    assert [int(n) for n in stage_layers(Numbers.of(layout), layers)] == stages
 
 
 def some(rng, count):
