@@ -50,7 +50,7 @@ def test_it_is_the_best_of_every_order(kinds, limit):
         assert again.lower_bound <= again.makespan == tried
 
 
-@pytest.mark.parametrize("scale", [np.pi, 1e-5, 1e9 / 7])
+@pytest.mark.parametrize("scale", [np.pi, 1e-9, 1e-5, 1e9 / 7])
 def test_times_that_are_no_fractions_are_nearly_exact(scale):
     times = [[scale, 2.5 * scale], [3 * scale, scale / 3], 0.1 * scale]
     best = optimal_schedule(2, 2, *times)

@@ -142,8 +142,7 @@ class Plans(Sequence[Plan], Printable):
             some = Numbers(**{name: column[inside] for name, column in layouts.items()})
             of = self.model, cluster, some, recipe, self.sequence
             seconds[inside] = sum(step_parts(*of, **assumed).values())
-        devices = n["dp"] * n["tp"] * n["pp"] * n["cp"]
-        self.columns = n | {"devices": devices, "by_formula": seconds, "verdict": verdict}
+        self.columns = n | {"by_formula": seconds, "verdict": verdict}
         self.order = np.lexsort((n["peak"], seconds, verdict))
         self.settled: list[Plan] = []
         self.considered = len(self)
@@ -311,7 +310,7 @@ def considered(
         runs = np.isin(columns["zero" if name == BESIDE else name], values)
         runs |= idle.get(name, False)  # where that field does nothing
         columns = {each: column[runs] for each, column in columns.items()}
-        if named and not runs.all():
+        if not runs.all():
             words = f"{named.framework} runs {name} {' or '.join(map(str, values))}"
             left_out[words] = int((~runs).sum())
     return (model, cluster, batch, recipe, sequence), assumed, columns, left_out

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
-from math import lcm
+from math import floor, lcm, log10
 
 import numpy as np
 
@@ -97,10 +97,13 @@ def optimal_schedule(
     costs = costs_of(schedule, *times)
     seconds = np.stack([costs.work, costs.way])
     # units per second; where they do not make all whole, half a unit is lost on an action or a way
-    values = set(seconds.ravel().tolist())
-    unit: float = lcm(*(Fraction(x).limit_denominator(_UNITS).denominator for x in values))
-    rough = unit > _UNITS or max(values) * unit >= 2**40
-    unit = _UNITS / max(values) if rough else unit
+    values, top = np.unique(seconds), float(seconds.max())
+    scale = 10.0 ** -floor(log10(top)) if 0 < top < 1 else 1.0
+    parts = (Fraction(x).limit_denominator(_UNITS).denominator for x in (values * scale).tolist())
+    unit = lcm(*parts) * scale
+    rough = top * unit >= 2**40 or unit > _UNITS * scale
+    rough |= not np.allclose(values * unit, np.rint(values * unit), rtol=0, atol=1e-6)
+    unit = _UNITS / top if rough else unit
     even = not np.ptp(costs.seconds, axis=2).any()  # then micro-batches may come in order
     units = np.rint(seconds * unit).astype(int)
     start, bound, proven = _solve(schedule, units, limits, even, timeout)

@@ -90,6 +90,6 @@ def _reading(
             d = len(shape) - 1
             while d > 0 and shape[d] == block[d]:
                 d -= 1
-            runs = prod(shape[:d]) if d > 0 else 1
+            runs = prod(shape[:d])
             seconds += rates.message + runs * rates.run + prod(shape) * itemsize / rates.read
     return seconds
