@@ -53,7 +53,7 @@ function judged(yours, row, unit, digits) {
   const actual = found.at(-1);
   if (count || !actual) return [0, "no"];
   const ratio = mine / actual;
-  const words = `${Number(ratio.toPrecision(3))} x, `;
+  const words = `${Number(ratio.toPrecision(3))} ×, `;
   if (off <= 0.1 * Math.abs(actual)) return [2, words + "within 10 %"];
   return ratio >= 0.5 && ratio <= 2 ? [1, words + "within a factor of 2"] : [0, words + "off"];
 }

@@ -110,7 +110,7 @@ def optimal_schedule(
     orders = [sorted(order, key=start.__getitem__) for order in orders]
     best = validate(Schedule.of(orders, places, "optimum"), memory_limit=limits)
     timeline, least = simulate(best, *times), (bound - rough * len(schedule)) / unit
-    return Optimum(best, timeline, least, proven, timeline.makespan)
+    return Optimum(best, timeline, min(least, timeline.makespan), proven, timeline.makespan)
 
 
 def _solve(
