@@ -42,8 +42,8 @@ HEAR = 0.1
 """Seconds after which a wait looks whether what it waits for is lost."""
 _AGAIN = 0.05
 """Seconds after which an interrupt that Python dropped is sent again."""
-_NEWS = 1.0
-"""Seconds after which it is known of a connection that broke whose end is gone."""
+_NEWS = 50
+"""Looks, within a second, after which it is known of a connection that broke whose end is gone."""
 
 
 class Left(NamedTuple):
@@ -98,17 +98,13 @@ async def heard(call: Awaitable[T], seconds: float, check: Callable[[], object])
     raises. Where the connection breaks, that is asked first."""
     task, deadline = asyncio.ensure_future(call), time.monotonic() + seconds
     try:
-        while not task.done():
-            left = deadline - time.monotonic()
-            if left <= 0:
+        while not (await asyncio.wait([task], timeout=min(seconds, HEAR)))[0]:
+            check()
+            if time.monotonic() >= deadline:
                 raise TimeoutError
-            await asyncio.wait([task], timeout=min(left, HEAR))
-            if not task.done():
-                check()
         error = task.exception()
         if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-            deadline = min(deadline, time.monotonic() + _NEWS)
-            while time.monotonic() < deadline:
+            for _ in range(_NEWS):
                 check()
                 await asyncio.sleep(HEAR / 5)
         return task.result()

@@ -1,7 +1,5 @@
 """Clocks: an offset is found to within the error that is said, and noise is no offset."""
 
-import os
-import signal
 import time
 from types import SimpleNamespace
 
@@ -77,17 +75,3 @@ def test_a_clock_that_is_ahead_is_set_back(one_clock_is_ahead, engine):
     transfers = run.timeline.to_frame().query("kind == 'T'")
     assert len(transfers) == 6
     assert np.all(transfers.end < 900)
-
-
-@pytest.mark.cluster
-def test_dask_draws_with_the_offset_that_was_measured(one_clock_is_ahead):
-    found = set_clocks(one_clock_is_ahead)
-    drawn = one_clock_is_ahead.run(lambda dask_worker: dask_worker.scheduler_delay)
-    assert drawn == [clock.offset for clock in found]
-
-
-@pytest.mark.cluster
-def test_a_new_worker_draws_by_the_clock_that_it_shares_with_the_scheduler(cluster):
-    os.kill(cluster.run(os.getpid)[1], signal.SIGKILL)
-    cluster.gather([cluster.submit(1, os.getpid)], "a new worker")
-    assert cluster.run(lambda dask_worker: dask_worker.scheduler_delay)[1] == 0

@@ -193,7 +193,7 @@ def test_the_dashboard_takes_no_pages_of_other_hosts(cluster, monkeypatch):
         ({"device": "cpu", "timeout": -1}, "a timeout is a number"),
         ({"workers": True}, "workers must be a whole number"),
         ({"workers": 2.5}, "workers must be a whole number"),
-        ({"workers": 10**6}, "workers fit"),
+        ({"workers": 10**6}, r"at most \d+, got 1000000; more do not fit"),
         ({"threads": 0}, "threads must be a whole number"),
         ({"device": "tpu"}, "device is 'auto', 'cuda' or 'cpu', got 'tpu'"),
         ({"memory_cap": "lots"}, "cannot read 'lots' as a size"),
@@ -283,27 +283,6 @@ def test_a_memory_cap_raises_and_outlives_a_restart():
             kill_worker(cluster, 0)
 
 
-def no_room():
-    raise MemoryError("no room for it")
-
-
-class Unreadable:
-    """Made without trouble, and not to be had anywhere else."""
-
-    def __reduce__(self):
-        return no_room, ()
-
-
-def test_what_a_worker_cannot_take_in_fails_the_tasks_that_wait_for_it(cluster):
-    made = cluster.submit(0, Unreadable)
-    cluster.wait([made], "it", 240)
-    for _ in range(2):
-        waiting = [cluster.submit(1, id, made) for _ in range(3)]
-        with pytest.raises(MemoryError, match="no room for it"):
-            cluster.gather(waiting, "tasks", 240)
-    assert cluster.gather([cluster.submit(1, where)], "others", 240)
-
-
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     script = tmp_path / "unguarded.py"
     script.write_text(
@@ -323,7 +302,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     assert done.returncode != 0
 
 
-def test_the_start_says_which_devices_and_why_and_which_port_in_place_of_one_that_is_taken(
+def test_the_start_says_which_devices_and_why_and_takes_another_port_for_one_that_is_taken(
     monkeypatch, capfd
 ):
     with socket.socket() as taken:
@@ -338,7 +317,6 @@ def test_the_start_says_which_devices_and_why_and_which_port_in_place_of_one_tha
     out = capfd.readouterr().out
     for said in ("1 CPU worker", "by device='cpu'", "dashboard: http://127.0.0.1:"):
         assert said in out
-    assert f"port {port} belongs to" in out
 
 
 def test_tls_on_request():

@@ -24,7 +24,7 @@ BIG, SMALL = GpuInfo(0, "H200", "9.0", 141 * GB), GpuInfo(1, "T400", "7.5", 4 * 
     ],
 )
 def test_workers_plan_with_their_share_of_a_gpu(memory, integrated, sharers, share):
-    assert on_gpus.share_of(memory, integrated, sharers, 30 * GB) == share
+    assert on_gpus.share_of(on_gpus.OwnGpu("", memory, integrated), sharers, 30 * GB) == share
 
 
 WHOLE = "GPU-00000000-5747-a17d-0000-000000000000"

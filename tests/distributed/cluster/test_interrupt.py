@@ -13,8 +13,6 @@ import os, tempfile, time, pathlib
 import dask.array as da
 import numpy as np
 import tiledask as td
-from tiledask.plan.inputs.model import Model
-DECODER = Model(hidden=64, layers=4, heads=4, ffn=256, vocab=128, learned_pos=64, name="small")
 
 os.environ["TILEDASK_DASHBOARD_PORT"] = "none"
 cluster = td.start_cluster(workers=2, device="cpu", quiet=True)
@@ -39,10 +37,6 @@ class Slow:
 def averaged(rank):
     while True:
         rank.group().all_reduce(np.ones(3))
-
-def slow_block(region):
-    time.sleep(0.5)
-    return np.ones([each.stop - each.start for each in region])
 
 def scheduled(engine):
     stages = [td.stages.FeedForward((i,), 8, 8) for i in range(2)]
@@ -77,7 +71,6 @@ begun = time.monotonic()
 while (cluster.client.run_on_scheduler(held) != before or any(cluster.run(running))) and (
         time.monotonic() < begun + 200):  # 0.3 s on a quiet machine
     time.sleep(0.02)
-print(f"{time.monotonic() - begun:.2f} s,", end=" ")
 tasks, nbytes = cluster.client.run_on_scheduler(held)
 print([each for each in tasks if each not in before[0]], nbytes - before[1],
       cluster.run(running), cluster.run(os.getpid) == pids,
@@ -113,7 +106,7 @@ def test_a_cluster_survives_the_interrupt(kernel, name):
     raised = interrupted(manager, client, f"{CALLS[name]}; None")
     found = run(client, AFTER)
     assert raised == "KeyboardInterrupt"
-    assert found[0].endswith("s, [] 0 [0, 0] True [0, 1]")
+    assert found[0] == "[] 0 [0, 0] True [0, 1]"
 
 
 def interrupted(manager, client, code):

@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import re
-import time
 from math import prod
 
 import numpy as np
@@ -22,88 +21,49 @@ from tiledask.distributed.products.explain import ProductQuestion, refusal
 from tiledask.distributed.products.memory import ledger_of
 from tiledask.errors import DoesNotFitError
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.product import grids
 from tiledask.plan.products.product_plan import RUNTIME
 from tiledask.plan.products.streaming import Problem, plan_stream
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
 
-ROWS, GRID = (Shard(0),), (Shard(0), Shard(1))
+ROWS = (Shard(0),)
 F8 = np.dtype("f8")
 
 
-def asked(a, b, only=None):
-    return ProductQuestion(a, b, F8, algorithm=only)
-
-
 def found(a, b, limit, only=None):
-    return asked(a, b, only).weigh(limit)
+    return ProductQuestion(a, b, F8, algorithm=only).weigh(limit)
 
 
 def refused(a, b, limit, only=None):
     """The message for what does not fit into ``limit``, on workers that have 10 GB."""
     room = Room(10**10, "a worker has 10 GB", "memory_limit", limit=limit)
-    error = refusal(found(a, b, limit, only), room, asked(a, b, only))
+    question = ProductQuestion(a, b, F8, algorithm=only)
+    error = refusal(question.weigh(limit), room, question)
     assert isinstance(error, DoesNotFitError)
     return str(error)
 
 
-def drawn():
-    rng = random.Random(7)
-    meshes = ((2,), ROWS), ((3,), (Replicate(),)), ((2, 2), GRID), ((1, 2), GRID)
-    for which, (mesh, placed) in enumerate(meshes):
-        m, n, k = 512, rng.choice([512, 90]), rng.choice([512, 300])
-        a, b = Tiling((m, k), mesh, placed), Tiling((k, n), mesh, placed)
-        whole = (m * k + k * n + m * n) * 8
-        limits = (
-            (10**6, None),
-            (8_000_000, rng.choice(["row_parallel", "gather"])),
-            (RUNTIME + whole // 9, None),
-            (RUNTIME + whole // 5, "summa"),
-            (RUNTIME + 3 * whole // 4, "gather"),
-            (RUNTIME + 2 * whole // 3, "row_parallel"),
-        )
-        for limit, only in limits[which % 2 :: 2]:
-            yield a, b, limit, only
-
-
-@pytest.mark.slow
-def test_each_way_out_that_a_refusal_names_is_accepted():
-    named = set()
-    for a, b, limit, only in drawn():
-        if found(a, b, limit, only).chosen:
-            continue
-        said = refused(a, b, limit, only)
-        for way in re.findall(r"a mesh of ([\dx]+) ranks", said):
-            mesh = tuple(map(int, way.split("x")))
-            both = [Tiling(t.shape, mesh, t.placements) for t in (a, b)]
-            assert found(*both, limit, only).chosen
-            named.add("mesh")
-        for way in re.findall(r"(?:: |or )memory_limit='([^']*)'", said):
-            assert found(a, b, parse_bytes(way), only).chosen
-            named.add("limit")
-        for way in re.findall(r"algorithm='([^']*)'", said):
-            assert found(a, b, limit, way).chosen == way
-            named.add("algorithm")
-    assert named == {"mesh", "limit", "algorithm"}
+@pytest.mark.parametrize("placed", [(Shard(0),), (Replicate(),), (Shard(1),)])
+def test_each_way_out_that_a_refusal_names_is_accepted(placed):
+    a, few = Tiling((512, 512), (2,), placed), 10_000_000
+    said = refused(a, a, few)
+    (limit,) = re.findall(r"(?:: |or )memory_limit='([^']*)'", said)
+    assert found(a, a, parse_bytes(limit)).chosen
+    for way in re.findall(r"a mesh of (\d+) ranks \(this is 2\)", said):
+        wider = Tiling(a.shape, (int(way),), placed)
+        assert found(wider, wider, few).chosen
+    named = re.findall(r"algorithm='([^']*)'", refused(a, a, few, "gather"))
+    assert all(found(a, a, few, way).chosen == way for way in named)
 
 
 def test_a_mesh_is_promised_where_one_fits_and_not_where_none_does():
     a = Tiling((512, 512), (2,), ROWS)
     assert "ranks (this" not in refused(a, a, 8_000_000)
-    assert not any(
-        found(two, two, 8_000_000).chosen
-        for ranks in (2, 8)
-        for two in [Tiling(a.shape, mesh, a.placements) for mesh in grids(ranks, 1)]
-    )
     assert "a mesh of 4 ranks (this is 2)" in refused(a, a, RUNTIME + 2_500_000)
 
 
-SIZES = [(40, 30, 20, None), (1, 1, 1, None), (10, 10, 10, (64, 64)), (40, 30, 20, (7, 9))]
-
-
-@pytest.mark.parametrize(("m", "n", "k", "chunks"), SIZES)
-def test_the_least_that_a_product_of_files_is_promised_is_what_its_planner_takes(m, n, k, chunks):
-    chunks = chunks or (1, 1)
+@pytest.mark.parametrize("chunks", [(1, 1), (64, 64), (7, 9)])
+def test_the_least_that_a_product_of_files_is_promised_is_what_its_planner_takes(chunks):
+    m, n, k = 40, 30, 20
     problem = Problem((m, n, k), 4, (chunks,) * 3, accumulator=4)
     least = sum(problem.classes(min(chunks[0], m), min(chunks[1], n), 1).values())
     assert plan_stream(problem, 2, least).ledger.peak <= least
@@ -122,9 +82,7 @@ def test_more_memory_is_named_for_the_call_and_for_the_workers():
     room = Room(int(0.5e9), "spills", "memory_limit", int(0.1e9), 0.6, limit=50)
     assert (room.bytes, room.raised(100)) == (50, "memory_limit='100 B'")
     words = room.raised(int(0.65e9))
-    limit = parse_bytes(
-        re.search(r"on workers of td.start_cluster\(memory_limit='(.*?)'", words)[1]
-    )
+    limit = parse_bytes(re.search(r"on workers with memory_limit='(.*?)'", words)[1])
     assert 0.6 * limit - 0.1e9 >= 0.65e9 + 0.99 * MARGIN
     assert room.raised(10**18) == ""
 
@@ -198,7 +156,7 @@ def test_what_would_pass_it_is_refused_with_numbers_before_any_task(small):
     pids, _ = alive(small)
     n = int(1.35 * largest(small))
     a, b = ones(small, n), ones(small, n)
-    idle = r"Dask \w+ .*to disk from \d+ MB on, \d0 % of the worker's memory_limit of 400 MB"
+    idle = r"Dask moves .*to disk .*from \d+ MB on, \d0 % of its memory_limit of 400 MB"
     with pytest.raises(DoesNotFitError, match=idle) as caught:
         td.matmul(a, b)
     assert re.search(
@@ -212,28 +170,14 @@ def test_what_would_pass_it_is_refused_with_numbers_before_any_task(small):
         td.matmul(a, b, memory_limit="2GB")
 
 
-def settled_room(cluster):
-    """Bytes of room once the workers have given back what earlier tests left: no more for 1.5 s."""
-    rooms = [room_of(cluster).bytes]
-    for _ in range(40):
-        time.sleep(0.5)
-        rooms.append(room_of(cluster).bytes)
-        if len(rooms) > 3 and max(rooms[-3:]) - rooms[-4] < 2e6:
-            break
-    return rooms[-1]
-
-
 @pytest.mark.cluster
 def test_what_others_left_on_a_worker_counts(small):
     """Operands and ballast stay below where Dask would move one of them to disk; with the rest of
     the product, which alone would fit, they would not."""
     n = int(0.88 * largest(small))
-    before = settled_room(small)
-    # it leaves less than the product takes, whatever the workers have dropped meanwhile
-    size = int(before - 0.78 * planned(n)) // 8
+    size = int(room_of(small).bytes - 0.78 * planned(n)) // 8
     ballast = small.submit(1, np.ones, size, name="ballast")
     small.wait([ballast], "the ballast")
-    assert before - room_of(small).bytes == pytest.approx(8 * size, abs=10e6)
     a, b = ones(small, n), ones(small, n)
     with pytest.raises(DoesNotFitError, match=r"MB are held already"):
         td.matmul(a, b)
@@ -276,10 +220,8 @@ def test_under_a_cap_what_blocks_take_already_counts():
 )
 def test_one_panel_of_halves_is_rounded_as_it_is_written_on_a_gpu(kernel, ranks, wide):
     """Several panels, and NumPy's, are summed in float32 and rounded then."""
-    tiling = Tiling((64, 64), (ranks,), (Shard(0),))
-    half = np.dtype("f2")
+    tiling, half = Tiling((64, 64), (ranks,), ROWS), np.dtype("f2")
     plan = ProductQuestion(tiling, tiling, half, kernel).weigh(10**9)["gather"].plan
     held = ledger_of(plan, half, kernel).by_tensor(0)
-    assert len(plan.panels[0]) == ranks
     assert held["C"] == 64 // ranks * 64 * wide
     assert held.get("rounded C", 0) == (64 // ranks * 64 * 2 if wide == 4 else 0)

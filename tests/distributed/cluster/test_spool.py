@@ -2,10 +2,7 @@
 
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-
-import pytest
 
 CLIENT = """
 import os, signal, sys, time
@@ -19,39 +16,25 @@ print(folder, flush=True)
 """
 
 
-@pytest.fixture
-def temporary(tmp_path, monkeypatch):
-    """The folder for temporary files, here and in the clients."""
+def started(then):
+    """(a process that has a spool, the spool)."""
+    asked = [sys.executable, "-c", CLIENT.format(then=then)]
+    process = subprocess.Popen(asked, stdout=subprocess.PIPE, text=True)
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_the_next_start_removes_the_spools_of_killed_clients_and_of_no_others(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    yield tmp_path
-    monkeypatch.setattr(tempfile, "tempdir", None)
-
-
-@pytest.fixture
-def client():
-    """Starts a process that has a spool: (the process, its spool)."""
-    started = []
-
-    def start(then):
-        asked = [sys.executable, "-c", CLIENT.format(then=then)]
-        process = subprocess.Popen(asked, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        return process, Path(process.stdout.readline().strip())
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def test_the_next_start_removes_the_spools_of_killed_clients_and_of_no_others(temporary, client):
-    killed, dead = client("time.sleep(600)")
-    _, living = client("time.sleep(600)")
+    killed, dead = started("time.sleep(600)")
+    lives, living = started("time.sleep(600)")
     killed.kill()
-    killed.wait()
-    _, folder = client("pass")
+    killed.communicate()
+    _, folder = started("pass")
     assert not dead.exists()
     assert living.is_dir()
     assert living.stat().st_mode & 0o777 == 0o700
     assert folder.parent == living.parent
+    lives.kill()
+    lives.communicate()

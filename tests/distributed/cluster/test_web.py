@@ -26,12 +26,12 @@ def test_a_notebook_shows_what_a_terminal_prints(monkeypatch, capfd):
     monkeypatch.setattr(start, "show", show := mock.Mock())
     with td.start_cluster(1, device="cpu") as cluster:
         show.assert_called_once_with(cluster)
-        older = cluster._repr_html_()
         with td.start_cluster(1, device="cpu", quiet=True) as newer:
             assert show.call_count == 1
             assert newer.started > cluster.started
-        assert "1 CPU workers" in older
-        assert repr(cluster.started) in older
+        shown = cluster._repr_html_()
+        assert "1 CPU workers" in shown
+        assert repr(cluster.started) in shown
     assert "BLAS thread" not in capfd.readouterr().out
     assert SCRIPT not in cluster._repr_html_()
     assert "closed" in cluster._repr_html_()

@@ -300,7 +300,7 @@ def test_a_worker_that_freezes_before_the_counting_costs_no_result(cluster, monk
     rates_of(cluster, integers((1, 1)).dtype)  # measured before: these ask the workers too
 
     def run(function, *args, **options):
-        if function in (blocks._end, counters._report):
+        if function in (blocks.end_exchange, counters._report):
             os.kill(pid, signal.SIGSTOP)
         return call_run(function, *args, **options)
 

@@ -75,7 +75,7 @@ def test_what_was_taken_back_is_not_read():
     x = np.arange(8.0)
     ticket = ticket_of(x, exchange)
     read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
-    blocks._end("ending")
+    blocks.end_exchange("ending")
     with pytest.raises(LoanLostError, match="does not lend"):
         read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
     assert exchange.cancelled.is_set()

@@ -123,7 +123,6 @@ class ShardedArray(Tiled):
                 f"an array placed as {self.placements} has partial sums on its ranks, not blocks; "
                 f"td.redistribute it to Replicate() or a Shard first"
             )
-        self.mesh.cluster.again(self.blocks)
         blocks: dict[Region, Future[Any]] = {}
         for at, block in zip(self.tiling.coordinates, self.blocks, strict=True):
             blocks.setdefault(self.tiling.region(at), block)
@@ -217,10 +216,10 @@ def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
             blocks.append(block)  # of replicas the first
             places.append(slices(array.tiling.region(at)))
     cluster = array.mesh.cluster
-    cluster.again(blocks)
     whole = (np.zeros if partial else np.empty)(array.shape, array.dtype)
     parts = [[block] for block in blocks] if sum(array.block_bytes) > SLAB else [blocks]
-    for found in cluster.gather_parts(parts, f"collecting {array!r}", timeout):
+    for part in parts:
+        found = cluster.gather(part, f"collecting {array!r}", timeout)
         while found:  # none is held when the next is fetched
             where = places.pop(0)
             if partial:

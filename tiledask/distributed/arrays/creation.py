@@ -64,8 +64,8 @@ def distribute(
     array = np.asarray(off_device(array))
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     tiling = _placed(array.shape, array.dtype, mesh, placements, timeout)
-    kept, ranks = mesh.cluster.keep(array), zip(mesh.at, tiling.regions, strict=True)
-    given = [(kept.part(slot, region), region) for slot, region in ranks]
+    part, ranks = mesh.cluster.keep(array), zip(mesh.at, tiling.regions, strict=True)
+    given = [(part(slot, region), region) for slot, region in ranks]
     return _made("distribute", _read_block, given, mesh, tiling, array.dtype, timeout)
 
 
@@ -203,7 +203,7 @@ def _made(
 
 
 def _read_block(dtype: str, backend: str, source: str | np.ndarray, region: Region) -> Any:
-    """A block of a file in the spool, or of what a `KeptArray` gave the task."""
+    """A block of a file in the spool, or of what `Cluster.keep` gave the task."""
     found, xp = as_dtype(dtype), namespace(backend)
     if not isinstance(source, str):
         return xp.asarray(source.view(found))

@@ -47,7 +47,6 @@ def redistribute(
                                            for rank in range(ranks)])
         for plan in plans
     ]  # fmt: skip
-    cluster.again(array.blocks)
     cluster.wait(array.blocks, f"the blocks of {array!r}", timeout)
     with (
         lending(cluster) as lender,

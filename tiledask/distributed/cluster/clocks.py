@@ -11,11 +11,9 @@ make a result be used before it was made.
 import time
 from typing import Any, NamedTuple
 
-from distributed import Worker
-
 from tiledask.distributed.cluster.cluster import Cluster
 
-__all__ = ["Clock", "draw_by_this_clock", "now", "set_clocks"]
+__all__ = ["Clock", "now", "set_clocks"]
 
 ROUNDS = 8
 """Round trips of which the shortest counts."""
@@ -58,24 +56,8 @@ def now() -> float:
     return time.time() + _offset
 
 
-def draw_by_this_clock(here: bool = True) -> None:
-    """Have Dask draw this worker's times with the offset that was found here, 0 until one is; or
-    as it does by itself.
-
-    Dask's own comes from the last heartbeat, one round trip that may have been a slow one. It
-    changes while tasks run: of two that ran one after the other the second was drawn up to 45 ms
-    before the end of the first, and transfers against the actions that waited for them.
-    """
-    if here:
-        offset = property(lambda worker: _offset, lambda worker, value: None)
-        setattr(Worker, "scheduler_delay", offset)  # noqa: B010 - Dask says float
-    elif "scheduler_delay" in vars(Worker):
-        del Worker.scheduler_delay
-
-
 async def _set(dask_worker: Any) -> Clock:
     global _offset
-    draw_by_this_clock()
     trips = []
     for _ in range(ROUNDS):
         before = time.time()

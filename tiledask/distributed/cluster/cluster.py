@@ -12,45 +12,44 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import dask
 import numpy as np
-from dask._expr import LLGExpr
-from dask._task_spec import Task, parse_input
-from distributed import Client, Future
+from distributed import Client, Future, as_completed
 from distributed.comm.addressing import get_address_host
-from distributed.spans import SpanMetadata
+from distributed.comm.core import CommClosedError
 
-from tiledask.distributed.cluster.spool import KeptArray, open_spool
+from tiledask.distributed.cluster import device_arrays
+from tiledask.distributed.cluster.spool import open_spool
 from tiledask.distributed.cluster.tasks import (
-    FOR_WANT,
     asked,
     enter,
     failure,
-    run_everywhere,
+    in_slot,
     slot_named,
     slot_of,
     states,
-    wait_for,
     workers_of,
 )
 from tiledask.distributed.cluster.web import panel
-from tiledask.distributed.deadlines import DEADLINE, keep_interrupts, left_of, seconds_of
+from tiledask.distributed.deadlines import HEAR, keep_interrupts, left_of, seconds_of
 from tiledask.distributed.out_of_core.disk import writing
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
+from tiledask.plan.products.regions import Region, slices
 from tiledask.plan.whole import is_whole
 
 __all__ = ["PAGE", "RUNNING", "Cluster"]
 
-T = TypeVar("T")
 PAGE = "tiledask-page"
 """Dask's name of what collects for the dashboard's page, on the scheduler."""
 _LOOK = 0.02
 """Seconds between two looks at who is there."""
+_SILENT = 1.0
+"""Seconds without a heartbeat after which a worker is named."""
 RUNNING: list["Cluster"] = []
 """The clusters of this process that are not closed, the newest last."""
 
@@ -179,25 +178,18 @@ class Cluster:
 
     def check_alive(self) -> None:
         """Raise ClusterLostError if this cluster is closed, lost, or another process's."""
-        forked = os.getpid() != self._process  # the threads that speak to workers are not here
-        if not forked and self.status == "running":
+        if self.is_running:
             return
         another = "td.start_cluster()" if self.started_here else "td.connect(address)"
-        what = f"the scheduler at {self.scheduler_address} is gone, or the client was closed, and"
-        what += " with it what lay on the workers"
-        more = ", where a product of files, td.matmul(a, b, out=, cluster=), or "
-        more += "td.train(..., folder=) goes on"
-        if forked:
-            what = f"the cluster is process {self._process}'s, and this is {os.getpid()}, forked "
-            what, more = f"{what}from it", ""
-        elif self._ended == "closed":
-            what, more = "the cluster is closed", ""
+        what, more = "the cluster is closed", ""
+        if os.getpid() != self._process:  # the threads that speak to workers are not here
+            what = f"the cluster is process {self._process}'s, and this is another, forked from it"
+        elif self._ended != "closed":
+            what = f"the scheduler at {self.scheduler_address} is gone, or the client was closed, "
+            what += "and with it what lay on the workers"
+            more = ", where a product of files, td.matmul(a, b, out=, cluster=), or "
+            more += "td.train(..., folder=) goes on"
         raise ClusterLostError(f"{what}; make a new one with {another}{more}")
-
-    def ask(self, call: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """What ``call()``, of the client's loop, returns; TimeoutError after ``seconds``, and
-        ClusterLostError as soon as the scheduler is lost."""
-        return asked(self.client, call, seconds, self.check_alive)
 
     def wait_for_slots(self, slots: Iterable[int], timeout: float) -> dict[int, dict[str, Any]]:
         """slot -> what the scheduler knows of its worker, once all ``slots`` have one."""
@@ -226,10 +218,26 @@ class Cluster:
 
         A slot computes one task at a time. Tasks that only hand data over run ``beside``, one
         at a time too, so that no other slot waits for them until a computation ends.
-        ``name`` is the task's name and colour on the dashboard. Futures among ``args`` whose slot
-        had lost its worker for too long are made ``again``.
+        ``name`` is the task's name and colour on the dashboard. While the slot has no worker the
+        task waits.
         """
-        (future,) = self.submit_all(function, {slot: args}, name=name, beside=beside)
+        self.check_alive()
+        if not is_whole(slot, 0, self.slots - 1):
+            raise ConfigError(
+                f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
+                f"{self.with_slots('...')} makes more"
+            )
+        # blocks go as arguments to workers that do not see the spool: Dask need not warn of them
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": 2**60}):
+            future: Future[Any] = self.client.submit(
+                enter,
+                function,
+                *args,
+                key=f"{name}-{uuid.uuid4().hex}-{int(slot)}",
+                resources={f"{'beside' if beside else 'slot'}{int(slot)}": 1},
+                pure=False,
+            )
+        vars(future)["slot"] = int(slot)
         return future
 
     def submit_all(
@@ -240,55 +248,9 @@ class Cluster:
         name: str = "task",
         beside: bool = False,
     ) -> list[Future[Any]]:
-        """A Future for every slot of ``args``, like `submit`; Dask is told of all at once."""
-        self.check_alive()
-        self.again(x for mine in args.values() for x in mine if isinstance(x, Future))
-        token, resource = uuid.uuid4().hex, "beside" if beside else "slot"
-        keys, tasks, needs = dict[int, str](), dict[str, Task](), dict[str, dict[str, int]]()
-        for slot, mine in args.items():
-            if not is_whole(slot, 0, self.slots - 1):
-                raise ConfigError(
-                    f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
-                    f"{self.with_slots('...')} makes more"
-                )
-            keys[int(slot)] = key = f"{name}-{token}-{int(slot)}"
-            tasks[key] = Task(key, enter, function, *map(parse_input, mine))
-            needs[key] = {f"{resource}{int(slot)}": 1}
-        # as Client.submit does it, for several tasks. Blocks go as arguments to workers that do not
-        # see the spool: Dask need not warn of them
-        with dask.config.set({"distributed.admin.large-graph-warning-threshold": 2**60}):
-            made = self.client._graph_to_futures(
-                LLGExpr(tasks, _determ_token=token),
-                list(tasks),
-                internal_priority={key: number for number, key in enumerate(tasks)},
-                resources=needs.__getitem__,
-                fifo_timeout="100 ms",
-                span_metadata=SpanMetadata(collections=[{"type": "Future"}]),
-            )
-        for slot, key in keys.items():
-            vars(made[key])["slot"] = slot
-        return [made[key] for key in keys.values()]
-
-    def again(self, futures: Iterable[Future[Any]]) -> None:
-        """Have Dask try those of ``futures`` again that it gave up for want of a worker.
-
-        A slot that is empty for a minute, or that loses its worker each time a block is made
-        there, leaves the block in error. The way to make it is still known: once the slot is
-        back, nothing is lost. Futures that failed by themselves stay as they are.
-        """
-        failed = [f for f in futures if f.status == "error"]
-        lost = {f.key for f in failed if isinstance(f.exception(timeout=30), FOR_WANT)}
-        if not lost:
-            return
-
-        async def retry() -> None:
-            for key in lost:  # before the scheduler's own news of them can come
-                if (state := self.client.futures.get(key)) is not None:
-                    state.retry()
-            scheduler: Any = self.client.scheduler
-            await scheduler.retry(keys=list(lost), client=self.client.id)
-
-        self.ask(retry, left_of(DEADLINE).seconds)
+        """A Future for every slot of ``args``, like `submit`."""
+        options: dict[str, Any] = {"name": name, "beside": beside}
+        return [self.submit(slot, function, *mine, **options) for slot, mine in args.items()]
 
     def wait(
         self,
@@ -306,12 +268,34 @@ class Cluster:
         interrupt too, the futures are cancelled. That is for tasks that the caller has just
         submitted: of arrays that others hold, the blocks would be gone for good.
         """
-        futures, seconds = list(futures), seconds_of(timeout)
+        pending, left = {f.key: f for f in futures}, left_of(seconds_of(timeout))
+        deadline, of = time.monotonic() + left.seconds, len(pending)
         self.check_alive()
-        if all(future.status == "finished" for future in futures):
+        if all(future.status == "finished" for future in pending.values()):
             return
-        with self._cancelling(futures if cancel else ()):
-            wait_for(self, futures, what, left_of(seconds), progress)
+        done = as_completed(pending.values(), loop=self.client.loop, raise_errors=False)
+        with self._cancelling([*pending.values()] if cancel else ()):
+            while pending:
+                while not done.has_ready() and time.monotonic() < deadline:
+                    self.check_alive()
+                    with done.thread_condition:
+                        done.thread_condition.wait(HEAR)
+                if not done.has_ready():
+                    found = ", ".join(states(self, {slot_of(f) for f in pending.values()}))
+                    raise DeadlineError(
+                        f"{what}: {len(pending)} of {of} tasks not done after {left.said:.3g} s; "
+                        f"waiting for {found}. First of them: {next(iter(pending))}. Give it "
+                        f"longer with timeout=, or look at {self.dashboard_link}"
+                    )
+                future = next(done)
+                if future.status in ("pending", "lost"):  # its worker died since; it is made again
+                    done.add(future)
+                    continue
+                if future.status != "finished":
+                    raise failure(self, future, what)
+                del pending[future.key]
+                if progress:
+                    progress(of - len(pending), of)
 
     @contextlib.contextmanager
     def _cancelling(self, futures: Sequence[Future[Any]]) -> Iterator[None]:
@@ -334,43 +318,28 @@ class Cluster:
         cancel: bool = False,
     ) -> list[Any]:
         """The results of ``futures`` on this machine, waited for like ``wait``."""
-        (results,) = self.gather_parts([list(futures)], what, timeout, cancel=cancel)
-        return results
-
-    def gather_parts(
-        self,
-        parts: Sequence[Sequence[Future[Any]]],
-        what: str,
-        timeout: float | None = None,
-        *,
-        cancel: bool = False,
-    ) -> Iterator[list[Any]]:
-        """The results of one part after the other: no more of them come to this machine at a time.
-
-        All are waited for first, like ``wait``; ``timeout`` is for everything.
-        """
-        left, everything = left_of(seconds_of(timeout)), [f for part in parts for f in part]
+        futures, left = list(futures), left_of(seconds_of(timeout))
         deadline = time.monotonic() + left.seconds
-        self.wait(everything, what, left.seconds, cancel=cancel)
-        for part in parts:
-            gather = partial(self.client._gather, part, direct=self.started_here)
-            with self._cancelling(everything if cancel else ()):
-                try:
-                    results: list[Any] = self.ask(gather, max(0.5, deadline - time.monotonic()))
-                except Exception as error:
-                    # a result was lost since, and making it again has failed
-                    erred = next((f for f in part if f.status == "error"), None)
-                    if erred is not None:
-                        failed = failure(self, erred, what)
-                        raise failed from failed.__cause__
-                    if not isinstance(error, TimeoutError):
-                        raise
-                    raise DeadlineError(
-                        f"{what}: the results were ready and did not arrive within "
-                        f"{left.said:.3g} s from {', '.join(states(self, set(map(slot_of, part))))}"
-                        f". Give it longer with timeout="
-                    ) from None
-            yield results
+        self.wait(futures, what, left.seconds, cancel=cancel)
+        with self._cancelling(futures if cancel else ()):
+            gather = partial(self.client._gather, futures, direct=self.started_here)
+            try:
+                seconds = max(0.5, deadline - time.monotonic())
+                found: list[Any] = asked(self.client, gather, seconds, self.check_alive)
+            except Exception as error:
+                # a result was lost since, and making it again has failed
+                erred = next((f for f in futures if f.status == "error"), None)
+                if erred is not None:
+                    failed = failure(self, erred, what)
+                    raise failed from failed.__cause__
+                if not isinstance(error, TimeoutError):
+                    raise
+                raise DeadlineError(
+                    f"{what}: the results were ready and did not arrive within {left.said:.3g} s "
+                    f"from {', '.join(states(self, set(map(slot_of, futures))))}. Give it longer "
+                    f"with timeout="
+                ) from None
+        return found
 
     def run(
         self, function: Callable[..., Any], *args: Any, timeout: float | None = 60.0
@@ -380,10 +349,39 @@ class Cluster:
         A parameter called ``dask_worker`` receives the worker. If a worker dies meanwhile, its
         slot is asked again when it has another.
         """
-        return run_everywhere(self, function, args, left_of(seconds_of(timeout)))
+        left, found = left_of(seconds_of(timeout)), dict[int, Any]()
+        deadline = time.monotonic() + left.seconds
+        while missing := set(range(self.slots)) - found.keys():
+            run = partial(self.client._run, in_slot, missing, function, args, on_error="return")
+            answers, seconds = dict[str, Any](), max(0.1, deadline - time.monotonic())
+            try:
+                answers = asked(self.client, run, seconds, self.check_alive)
+            except TimeoutError:
+                silent = ", ".join(states(self, range(self.slots), _SILENT)[:8])
+                name = getattr(function, "__name__", str(function)).strip("_").replace("_", " ")
+                raise DeadlineError(
+                    f"{silent or f'all {self.slots} workers'} did not answer within "
+                    f"{left.said:.3g} s ({name!r}, asked of every worker): frozen, busy or gone. "
+                    f"Give it longer with timeout="
+                ) from None
+            except CommClosedError:  # a worker died meanwhile: its slot is refilled
+                pass
+            for address, answer in answers.items():
+                if isinstance(answer, tuple):
+                    found.update([answer])
+                elif isinstance(answer, BaseException):
+                    died = isinstance(answer, CommClosedError) or address in str(answer)
+                    if not (isinstance(answer, OSError) and died):
+                        raise answer  # the function's own
+            if missing := missing - found.keys():
+                time.sleep(_LOOK)
+                self.wait_for_slots(missing, max(0.0, deadline - time.monotonic()))
+        return [found[slot] for slot in range(self.slots)]
 
-    def keep(self, array: np.ndarray) -> KeptArray:
-        """``array``, for tasks that make blocks of it: a copy in the spool where they see that."""
+    def keep(self, array: np.ndarray) -> Callable[[int, Region], str | np.ndarray]:
+        """Of ``array`` a copy in the spool, where workers see that; and a function of (slot,
+        region): from what a task there makes the block, and a lost one again: the copy's path, or
+        the block itself."""
         self.check_alive()
         near, path = self.near(), self.spool / f"{uuid.uuid4().hex}.npy"
         if near:
@@ -393,7 +391,7 @@ class Cluster:
                 except OSError:
                     path.unlink(missing_ok=True)
                     raise
-        return KeptArray(str(path) if near else "", array, near)
+        return lambda slot, region: str(path) if slot in near else array[slices(region)].copy()
 
     def near(self) -> frozenset[int]:
         """The slots whose workers see what lies in the spool."""
@@ -411,7 +409,7 @@ class Cluster:
         elif self.page:
             scheduler: Any = self.client.scheduler
             call = partial(scheduler.log_event, topic=topic, msg=event)
-            self.ask(call, left_of(2.0).seconds)
+            asked(self.client, call, 2.0, self.check_alive)
         return self.page
 
     # -- end --------------------------------------------------------------
@@ -428,6 +426,8 @@ class Cluster:
         if self._ended:
             return
         self._ended = "closed" if self.status == "running" else "lost"
+        if self.backend == "cupy" and not RUNNING:  # CuPy's arrays are CuPy's again
+            device_arrays.register(on_host=False)
         self._end(self._ended == "closed")
         self._remove_spool()
 

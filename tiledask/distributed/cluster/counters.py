@@ -47,7 +47,7 @@ class Counted:
 
     def moved(self, ranks: int, past_dask: list[tuple[int, int, int]]) -> Traffic | None:
         """All measured Traffic, with what went ``past_dask`` (source, destination, bytes)."""
-        return None if self.traffic is None else self.traffic + Traffic.of(ranks, past_dask)
+        return self.traffic and self.traffic + Traffic.of(ranks, past_dask)
 
     def ledger(
         self, resident: dict[str, tuple[int, ...]], slots: Sequence[int] = ()
@@ -57,16 +57,14 @@ class Counted:
         """
         if self.traffic is None:
             return None
-        source = "peak resident set - at start"
         rows = [
             Row(place, tensor, ALWAYS, nbytes, source="bytes of the blocks on the worker")
             for tensor, per_place in resident.items()
             for place, nbytes in enumerate(per_place)
         ]
-        rows += [
-            Row(place, "process growth", "product", self.growth[slot], source=source)
-            for place, slot in enumerate(slots or range(len(self.growth)))
-        ]
+        for place, slot in enumerate(slots or range(len(self.growth))):
+            grown, source = self.growth[slot], "peak resident set - at start"
+            rows.append(Row(place, "process growth", "product", grown, source=source))
         return Ledger.of(rows)
 
 
@@ -98,9 +96,8 @@ def counting(
     try:
         token, backend = secrets.token_hex(8), cluster.backend
         marks = cluster.run(_mark, token, backend, first, timeout=seconds)
-        counted = Counted(held=tuple(held for held, _ in marks))
-        counted.first = [made for _, made in marks]
-        begun = time.perf_counter()
+        held, made = map(list, zip(*marks, strict=True))
+        counted, begun = Counted(held=tuple(held), first=made), time.perf_counter()
         yield counted
         counted.seconds = time.perf_counter() - begun
         try:
@@ -196,16 +193,13 @@ class Load(NamedTuple):
 @contextmanager
 def measuring_load() -> Iterator[Callable[[], Load]]:
     """Call what it gives to know the Load since the block began."""
-    begun, before = time.monotonic(), _core_seconds()
+    begun, (all_before, others_before) = time.monotonic(), _core_seconds()
 
     def so_far() -> Load:
-        seconds = max(time.monotonic() - begun, 1e-9)
+        seconds, (all_now, others_now) = max(time.monotonic() - begun, 1e-9), _core_seconds()
         # counters are in hundredths of a second: what is none may seem to be less
-        busy, others = (
-            max(0.0, now - then) / seconds
-            for now, then in zip(_core_seconds(), before, strict=True)
-        )
-        return Load(busy, others, psutil.cpu_count() or 1)
+        others = max(0.0, others_now - others_before)
+        return Load((all_now - all_before) / seconds, others / seconds, psutil.cpu_count() or 1)
 
     yield so_far
 

@@ -37,6 +37,16 @@ __all__ = [
 ]
 
 
+class OwnGpu(NamedTuple):
+    """The GPU that a worker computes on."""
+
+    uuid: str
+    memory: int
+    """Bytes."""
+    integrated: bool
+    """Whether these are the host's."""
+
+
 def check_device(device: str) -> None:
     """Raise ConfigError if ``device`` is none."""
     if device not in ("auto", "cuda", "cpu"):
@@ -64,24 +74,21 @@ def choose_device(device: str) -> tuple[str, str]:
     return "numpy", "no usable GPU, and none is needed (tiledask doctor says why)"
 
 
-def share_of(memory: int, integrated: bool, sharers: int, host: int) -> int:
+def share_of(gpu: Any, sharers: int, host: int) -> int:
     """Bytes of a GPU that each of its ``sharers`` may plan with: a tenth is CUDA's own.
 
     ``host``: bytes of host memory per worker, which is what a GPU without memory of its own uses.
     """
-    return int(0.9 * (host if integrated else memory / sharers))
+    return int(0.9 * (host if gpu.integrated else gpu.memory / sharers))
 
 
 def gpu_cluster(slots: int, per_gpu: int, options: dict[str, Any]) -> SpecCluster:
     """A cluster of Dask-CUDA's for ``slots`` workers, none of which is started yet."""
     from dask_cuda import LocalCUDACluster
     from dask_cuda.device_host_file import DeviceHostFile
-    from distributed.deploy.cluster import Cluster as BaseCluster
 
     class CudaSlots(LocalCUDACluster):  # type: ignore[misc]  # it has no types
         """LocalCUDACluster whose workers are given to it: it knows one per GPU, and no deadline."""
-
-        _update_worker_status = BaseCluster._update_worker_status  # as of the CPU workers
 
         def scale(self, *_args: Any, **_options: Any) -> None:
             pass
@@ -92,7 +99,7 @@ def gpu_cluster(slots: int, per_gpu: int, options: dict[str, Any]) -> SpecCluste
     owned = CudaSlots(CUDA_VISIBLE_DEVICES=gpus, **given)
     common = owned.new_spec["options"]
     config = dask.config.merge(config, common.get("config") or {})
-    share = min(share_of(d.memory, d.integrated, per_gpu, host) for d in devices)
+    share = min(share_of(device, per_gpu, host) for device in devices)
     levels = {"device_memory_limit": share, "memory_limit": owned.memory_limit}
     for slot in range(slots):
         gpu = slot // per_gpu
@@ -111,17 +118,6 @@ def gpu_cluster(slots: int, per_gpu: int, options: dict[str, Any]) -> SpecCluste
     return cluster
 
 
-class OwnGpu(NamedTuple):
-    """The GPU that a worker computes on."""
-
-    uuid: str
-    name: str
-    memory: int
-    """Bytes."""
-    integrated: bool
-    """Whether these are the host's."""
-
-
 def own_gpu(device: str) -> OwnGpu | str:
     """The GPU of this worker; or why it has none."""
     if device == "cpu":
@@ -132,7 +128,7 @@ def own_gpu(device: str) -> OwnGpu | str:
         return f"no usable GPU ({probe().reason})"
     facts = namespace("cupy").cuda.runtime.getDeviceProperties(0)
     first = probe().devices[0]
-    return OwnGpu(facts["uuid"].hex(), first.name, first.memory, first.integrated)
+    return OwnGpu(facts["uuid"].hex(), first.memory, first.integrated)
 
 
 def take_pool(

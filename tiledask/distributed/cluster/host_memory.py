@@ -58,7 +58,7 @@ _room = 0
 """Bytes that may be kept in this process; 0 until it is a worker."""
 _most = float("inf")
 """Bytes of this process from which Dask moves blocks to disk or pauses it."""
-_lock = threading.Lock()
+_lock = threading.RLock()
 _returned: deque[np.ndarray] = deque()
 """Memory whose block is gone; whichever thread saw it go only says so here."""
 _kept: list[tuple[np.ndarray, float]] = []
@@ -91,7 +91,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
             memory, _ = _kept.pop(fitting[-1])
         else:
             if _kept and _status("VmRSS") + nbytes > _most:
-                _let_go(len(_kept))
+                _settle(float("inf"))
             # not malloc's: when it goes it goes to the system, and is seen to go
             mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with contextlib.suppress(OSError):  # a kernel without huge pages
@@ -149,32 +149,25 @@ def kept_by_malloc() -> Iterator[None]:
 def _forget() -> None:
     """Give back to the system what nobody wanted for KEEP_SECONDS."""
     with _lock:
-        _settle()
-        _let_go(sum(since < monotonic() - KEEP_SECONDS for _, since in _kept))
+        _settle(monotonic() - KEEP_SECONDS)
 
 
-def _settle() -> None:
-    """Take in what was returned, and let go the oldest beyond the room for it."""
+def _settle(since: float = 0.0) -> None:
+    """Take in what was returned; let go what is kept from before ``since``, and the oldest beyond
+    the room for it."""
     _look()
     while _returned:
         _kept.append((_returned.popleft(), monotonic()))
-    beyond = 0
-    while _kept_bytes(beyond) > _room:
-        beyond += 1
-    _let_go(beyond)
-
-
-def _let_go(count: int) -> None:
-    """Give the ``count`` oldest back to the system."""
-    if count:
-        _look()
-        del _kept[:count]
+    before = len(_kept)
+    while _kept and (_kept[0][1] < since or _kept_bytes() > _room):
+        del _kept[0]
+    if len(_kept) < before:
         _clear_peak()  # or what has just gone would count as held
 
 
-def _kept_bytes(oldest: int = 0) -> int:
-    """Bytes of what is kept, but for so many of the ``oldest``: blocks were filled to the end."""
-    return sum(memory.nbytes for memory, _ in _kept[oldest:])
+def _kept_bytes() -> int:
+    """Bytes of what is kept: blocks were filled to the end."""
+    return sum(memory.nbytes for memory, _ in _kept)
 
 
 # -- how much it holds ---------------------------------------------------------------------------
@@ -186,16 +179,12 @@ def held() -> int:
     As Dask's nanny sees it: libraries and the pages of files that are mapped are among it.
     """
     with _lock:
-        return _held()
-
-
-def _held() -> int:
-    _settle()
-    # malloc gives back what is free in the middle of its heaps too: arrays would come to lie
-    # there, and what a product takes would not be seen to grow. Under a cap it is set aside
-    if _room and hasattr(_LIBC, "malloc_trim"):
-        _LIBC.malloc_trim(0)
-    return _status("VmRSS") - _kept_bytes()
+        _settle()
+        # malloc gives back what is free in the middle of its heaps too: arrays would come to lie
+        # there, and what a product takes would not be seen to grow. Under a cap it is set aside
+        if _room and hasattr(_LIBC, "malloc_trim"):
+            _LIBC.malloc_trim(0)
+        return _status("VmRSS") - _kept_bytes()
 
 
 def reset_peak(backend: str) -> int:
@@ -207,7 +196,7 @@ def reset_peak(backend: str) -> int:
     if backend == "cupy":
         return device_memory.reset_peak()
     with _lock:
-        _peak = _held()
+        _peak = held()
         _clear_peak()
         return _peak
 

@@ -71,11 +71,10 @@ class Reporter:
         run: str,
         rank: int,
         of: int,
-        done: int = 0,
         more: Callable[[], tuple[list[Any], dict[str, Any]]] | None = None,
     ) -> None:
-        self.run, self.rank, self.of, self.done, self.more = run, rank, of, done, more
-        self.last = monotonic()
+        self.run, self.rank, self.of, self.more = run, rank, of, more
+        self.done, self.last = 0, monotonic()
 
     def one_more(self) -> None:
         """Another panel is multiplied."""
@@ -85,8 +84,7 @@ class Reporter:
 
     def report(self) -> None:
         """Report it now."""
-        self.last = monotonic()
-        spans, numbers = self.more() if self.more else ([], {})
+        self.last, (spans, numbers) = monotonic(), self.more() if self.more else ([], {})
         if self.of:  # a sum has no panels
             numbers = {"done": self.done, "of": self.of, **numbers}
         report(self.run, {"spans": spans, "counted": [(self.rank, numbers)]}, RUNS)
@@ -119,22 +117,19 @@ def watching(
     if wanted is False or (wanted is None and not is_watched()):
         yield
         return
-    done, over, in_all = [0] * len(panels), False, sum(panels)
+    done, in_all = [0] * len(panels), sum(panels)
 
     def on_event(event: Any) -> None:
-        if event.get("run") == run and not over:  # later ones are no news
+        if event.get("run") == run:
             for rank, numbers in event.get("counted", ()):
-                done[rank] = numbers.get("done", done[rank])
+                done[rank] = max(done[rank], numbers.get("done", 0))
                 if callable(wanted) and "done" in numbers:
                     wanted(sum(done), in_all)
 
     bar = showing(what, lambda: (sum(done), in_all, ""), "panels")
     with nullcontext() if callable(wanted) else bar:
         with subscribed(cluster, RUNS, on_event):
-            try:
-                yield
-            finally:
-                over = True
+            yield
         done[:] = panels  # ranks do not report their last panels
     if callable(wanted):
         wanted(in_all, in_all)

@@ -8,7 +8,7 @@ At ``at`` Dask moves blocks to disk, pauses or kills the worker (``distributed.w
 or the kernel refuses memory (memory_cap). The room is the least that any rule leaves anywhere.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import dask
@@ -38,40 +38,33 @@ class Room(NamedTuple):
     why: str
     """Who stops it there, in words."""
     option: str
-    """The option of start_cluster that moves that; "GPU" for what none moves."""
+    """The option of the workers that moves that; "GPU" for what none moves."""
     held: int = 0
     """The most bytes that count towards a rule of this option already."""
     share: float = 1.0
     """The least share of the option's bytes at which such a rule is."""
     limit: int | None = None
     """Bytes that the call allows itself."""
-    started_here: bool = True
-    """Whether the workers are those of td.start_cluster."""
 
     @property
     def bytes(self) -> int:
         """The least of both."""
         return self.free if self.limit is None else min(self.free, self.limit)
 
-    @property
-    def own(self) -> bool:
-        """Whether that is the call's limit."""
-        return self.limit is not None and self.limit <= self.free
-
     def __str__(self) -> str:
-        why = f"memory_limit={format_bytes(self.bytes)!r} was asked for" if self.own else self.why
-        return f"{format_bytes(self.bytes)} ({why})"
+        own = f"memory_limit={format_bytes(self.bytes)!r} was asked for"
+        return f"{format_bytes(self.bytes)} ({own if self.bytes == self.limit else self.why})"
 
     def elsewhere(self) -> int:
         """Bytes that other workers, started with the same options, will leave too."""
-        return self.bytes if self.own else max(0, self.bytes - MARGIN)
+        return self.bytes if self.bytes == self.limit else max(0, self.bytes - MARGIN)
 
     def raised(self, need: int) -> str:
         """The options under which a rank may hold ``need`` bytes; empty if this machine has not
         as much.
 
         >>> Room(20_000_000, "", "memory_limit", 50_000_000, 0.7, limit=8).raised(30_000_000)
-        "memory_limit='30 MB' on workers of td.start_cluster(memory_limit='138.3 MB')"
+        "memory_limit='30 MB' on workers with memory_limit='138.3 MB'"
         """
         short = self.limit is not None and self.limit < need
         ways = [f"memory_limit={format_up(need)!r}"] * short
@@ -79,9 +72,7 @@ class Room(NamedTuple):
             wanted = int((need + max(0, self.held) + MARGIN) / self.share) + 1
             if wanted > MEMORY_LIMIT or self.option == "GPU":
                 return ""
-            how = f"td.start_cluster({self.option}={format_up(wanted)!r})"
-            how = how if self.started_here else f"'dask worker --memory-limit {wanted}'"
-            ways.append(f"workers of {how}")
+            ways.append(f"workers with {self.option}={format_up(wanted)!r}")
         return " on ".join(ways)
 
 
@@ -101,9 +92,7 @@ def room_of(
     """
     function, args = asks_room(cluster, arrays, alone)
     found = cluster.run(function, *args, timeout=min(60.0, seconds_of(timeout)))
-    if slots is None:
-        slots = sorted({slot_of(block) for blocks in arrays for block in blocks})
-    return as_room(found, limit, cluster.started_here, slots or range(cluster.slots))
+    return as_room(found, limit, slots or sorted({slot_of(x) for blocks in arrays for x in blocks}))
 
 
 def check_room(
@@ -116,8 +105,8 @@ def check_room(
     """Raise DoesNotFitError where the slot of a rank leaves less than the bytes that it ``needs``
     at its fullest for ``what``."""
     function, args = asks_room(cluster, alone=True)
-    found = cluster.run(function, *args, timeout=timeout)
-    rooms = [as_room(found, None, cluster.started_here, [slot]) for slot in slots]
+    found: list[Room] = cluster.run(function, *args, timeout=timeout)
+    rooms = [found[slot] for slot in slots]
     rank = max(range(len(rooms)), key=lambda rank: needs[rank] - rooms[rank].bytes)
     room, need = rooms[rank], needs[rank]
     if need <= room.bytes:
@@ -136,70 +125,73 @@ def asks_room(
     return _room, (keys, cluster.backend, cluster.memory_limits, alone)
 
 
-def as_room(
-    found: Sequence[Room],
-    limit: int | str | None = None,
-    started_here: bool = True,
-    slots: Sequence[int] | None = None,
-) -> Room:
-    """The least Room that was found in ``slots`` (default: in all), with the bytes that the call
+def as_room(found: Sequence[Room], limit: int | str | None, slots: Sequence[int]) -> Room:
+    """The least Room that was found in ``slots`` (of none: in all), with the bytes that the call
     allows itself."""
     least = min((found[s] for s in slots or range(len(found))), key=lambda room: room.free)
-    own = None if limit is None else parse_bytes(limit)
-    return least._replace(limit=own, started_here=started_here)
+    return least._replace(limit=None if limit is None else parse_bytes(limit))
 
 
 # -- on a worker -----------------------------------------------------------------------------------
+
+Rule = tuple[int, int, str, str, float]
+"""Bytes that must not be passed, bytes held, words, option, its share of the option's bytes."""
 
 
 def _room(
     keys: list[dict[int, str]], backend: str, limits: Sequence[int], alone: bool, dask_worker: Any
 ) -> Room:
     """The Room of this worker, its blocks of ``keys`` not counted as held."""
-    slot, data, manager = slot_on(dask_worker), dask_worker.data, dask_worker.memory_manager
+    slot, data = slot_on(dask_worker), dask_worker.data
     # what is not on the disk, nor moved from the GPU to the host
     fast = getattr(data, "device", getattr(data, "fast", data))
     mine = [each[slot] for each in keys if each.get(slot) in fast]
     own, limit = sum(getattr(fast[key], "nbytes", 0) for key in mine), limits[slot]
-    process, rules = 0, list[tuple[int, int, str, str, float]]()
-    # bytes that must not be passed, bytes held, words, option, share of its bytes
     if backend == "cupy":
-        used, cap = device_memory.held() - own, device_memory.cap()
-        if cap is not None:
-            rules.append((cap, used, f"memory_cap={format_bytes(cap)}", "memory_cap", 1.0))
-        rules.append((limit, used, f"a worker has {format_bytes(limit)} of its GPU", "GPU", 1.0))
+        rules = [*_of_gpu(limit, own)]
         if probe().devices[0].integrated:  # what the GPU holds is the host's
-            fast, process = data.fast, host_memory.held() + device_memory.held()
-        else:
-            at = int(0.95 * device_memory.reachable())  # the rest is for what lies between blocks
-            words = f"{format_bytes(at)} of its GPU are its own or free for it now"
-            rules.append((at, used, words, "GPU", 1.0))
+            process = host_memory.held() + device_memory.held()
+            rules += _of_dask(dask_worker, data.fast, process, own, alone)
     else:
-        process, capped = host_memory.held(), host_memory.capped()
-        if capped is not None:
-            most, taken = capped
-            words = f"memory_cap={format_bytes(most)}"
-            rules.append((most, taken - own, words, "memory_cap", 1.0))
+        rules = list[Rule]()
+        if (capped := host_memory.capped()) is not None:  # first: its limit is the same
+            cap, held = capped
+            rules.append((cap, held - own, f"memory_cap={format_bytes(cap)}", "memory_cap", 1.0))
         rules.append((limit, 0, f"a worker has {format_bytes(limit)}", "memory_limit", 1.0))
-    if process and (total := manager.memory_limit):  # where Dask steps in
-        managed, blocks = getattr(fast, "total_weight", 0), hasattr(fast, "total_weight")
-        spill, target = manager.memory_spill_fraction, manager.memory_target_fraction
-        kill = dask.config.get("distributed.worker.memory.terminate")
-        own, blocks = (managed, False) if alone else (own, blocks)
-        for share, held, name, does in (
-            (kill, process, "terminate", "kills the worker"),
-            (manager.memory_pause_fraction, process, "pause", "pauses the worker"),
-            (blocks and spill, process, "spill", "moves blocks to disk"),
-            (blocks and target, managed, "target", "moves blocks, by their sum, to disk"),
-        ):
-            if share:
-                words = f"Dask {does} from "
-                words += f"{format_bytes(share * total)} on, {100 * share:.0f} % of the worker's "
-                words += f"memory_limit of {format_bytes(total)} (distributed.worker.memory.{name})"
-                rules.append((int(share * total), held - own, words, "memory_limit", share))
+        rules += _of_dask(dask_worker, fast, host_memory.held(), own, alone)
     at, held, words, option, _ = min(rules, key=lambda rule: rule[0] - max(0, rule[1]))
     words = f"slot {slot}: {words}"
     words += f", and {format_bytes(held)} are held already" if held > 0 else ""
     same = [rule for rule in rules if rule[3] == option]
     most, least = max(rule[1] for rule in same), min(rule[4] for rule in same)
     return Room(max(0, at - max(0, held)), words, option, most, least)
+
+
+def _of_gpu(limit: int, own: int) -> Iterator[Rule]:
+    """The cap on its pool, its share of the GPU, and what of that others leave."""
+    used, cap = device_memory.held() - own, device_memory.cap()
+    if cap is not None:
+        yield cap, used, f"memory_cap={format_bytes(cap)}", "memory_cap", 1.0
+    yield limit, used, f"a worker has {format_bytes(limit)} of its GPU", "GPU", 1.0
+    if not probe().devices[0].integrated:
+        at = int(0.95 * device_memory.reachable())  # the rest is for what lies between blocks
+        yield at, used, f"{format_bytes(at)} of its GPU are its own or free for it now", "GPU", 1.0
+
+
+def _of_dask(worker: Any, fast: Any, process: int, own: int, alone: bool) -> Iterator[Rule]:
+    """Where Dask steps in, of what the process holds, or of the sum of its blocks."""
+    manager, managed = worker.memory_manager, getattr(fast, "total_weight", 0)
+    total, moves = manager.memory_limit, hasattr(fast, "total_weight") and not alone
+    for share, held, name, does in (
+        (dask.config.get("distributed.worker.memory.terminate"), process, "terminate", "kills"),
+        (manager.memory_pause_fraction, process, "pause", "pauses"),
+        (moves and manager.memory_spill_fraction, process, "spill", "moves blocks to disk of"),
+        (moves and manager.memory_target_fraction, managed, "target", "moves blocks to disk of"),
+    ):
+        if share and total:
+            words = f"Dask {does} the worker from {format_bytes(share * total)} on, "
+            words += f"{100 * share:.0f} % of its memory_limit of {format_bytes(total)} "
+            words += f"(distributed.worker.memory.{name})"
+            # a block that comes to lie there may move all others to disk
+            rule = held - (managed if alone else own)
+            yield int(share * total), rule, words, "memory_limit", share

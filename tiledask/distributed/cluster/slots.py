@@ -8,7 +8,6 @@ the last client that has asked for slots, however it ends.
 """
 
 import asyncio
-import logging
 import os
 import signal
 import threading
@@ -21,19 +20,15 @@ from typing import Any
 
 import numpy as np
 from distributed import Client, SchedulerPlugin, WorkerPlugin
-from distributed.comm.addressing import get_address_host
 from distributed.metrics import time
 from distributed.utils import offload
-from distributed.worker_state_machine import TaskErredMsg
 from threadpoolctl import threadpool_limits
 
-from tiledask.distributed.cluster import clocks, device_arrays, host_memory
+from tiledask.distributed.cluster import device_arrays, host_memory
 from tiledask.distributed.cluster.cluster import PAGE
 from tiledask.distributed.cluster.device_memory import OnePool
 from tiledask.distributed.cluster.spool import AS_HOST, this_host
 from tiledask.distributed.cluster.tasks import asked, slot_on
-from tiledask.distributed.deadlines import left_of, until
-from tiledask.errors import DeadlineError
 from tiledask.tile import matmul
 
 __all__ = ["BLAS_THREADS", "Equip", "Slots", "give_back", "take_slots", "warm_up"]
@@ -63,12 +58,12 @@ class Slots(SchedulerPlugin):
         self.page = self.leaving = False
         """Whether what collects for the dashboard's page was put there with this; and whether all
         is being taken back."""
-        by_host = [
-            (known.host, known.name if isinstance(known.name, int) else 0, address)
-            for address, known in scheduler.workers.items()
-        ]
-        for *_, address in sorted(by_host):
-            self.add_worker(scheduler, address)
+
+        def place(known: Any) -> tuple[str, int, str]:
+            return known.host, known.name if isinstance(known.name, int) else 0, known.address
+
+        for known in sorted(scheduler.workers.values(), key=place):
+            self.add_worker(scheduler, known.address)
         scheduler.handlers["tiledask_slot"] = lambda address: self.slots[address]
         scheduler.handlers["tiledask_ready"] = self.ready
         scheduler.handlers["tiledask_clock"] = lambda: time()
@@ -151,18 +146,10 @@ async def leave(client: str, dask_scheduler: Any) -> None:
 def take_slots(client: Client, equip: "Equip", seconds: float, page: bool = True) -> bool:
     """Give all workers slots, unless they have some; whether the dashboard has tiledask's page,
     which is opened for ``page``."""
+    there: bool = asked(client, partial(client._run_on_scheduler, join, client.id, page), seconds)
     register: Any = client._register_worker_plugin
     equips = partial(register, equip, equip.name, idempotent=True)
-    with until(seconds):
-        try:
-            number = partial(client._run_on_scheduler, join, client.id, page)
-            there: bool = asked(client, number, seconds)
-            asked(client, equips, left_of(seconds).seconds)
-        except TimeoutError:
-            raise DeadlineError(
-                f"workers were not ready for slots within {seconds:.3g} s; give them longer with "
-                f"timeout=, or look at their logs"
-            ) from None
+    asked(client, equips, seconds, what="some worker, to be given its slot,")
     return there
 
 
@@ -176,13 +163,7 @@ def give_back(client: Client) -> None:
 
 
 class Equip(WorkerPlugin):
-    """What products, runs and trainings need on a worker, and its slot.
-
-    It also fails the tasks that wait for a message which this worker could not take in, with its
-    own error: most often there was no memory for it. Dask tells nobody, and they would wait until
-    somebody's deadline (dask/distributed#6705); whoever sent it would wait for the answer, too,
-    and keep what it sent.
-    """
+    """What products, runs and trainings need on a worker, and its slot."""
 
     name = "tiledask-equip"
 
@@ -200,7 +181,6 @@ class Equip(WorkerPlugin):
         """Equip ``worker``, and let it have the tasks of its slot."""
         from tiledask.distributed.transport import blocks, tickets
 
-        self.worker = worker
         slot = await worker.scheduler.tiledask_slot(address=worker.address)
         if self.threads is not None:  # it is ours alone
             # interrupting a notebook sends SIGINT to the whole process group: the kernel shall
@@ -214,9 +194,6 @@ class Equip(WorkerPlugin):
             os.environ[AS_HOST] = self.hosts[slot]
             this_host.cache_clear()
         device_arrays.register(on_host=False)
-        if get_address_host(worker.scheduler.address).startswith("127."):
-            clocks.draw_by_this_clock()  # it is the scheduler's
-        worker._deque_handler.addFilter(_without_frames)
         worker.handlers["tiledask_read"] = blocks.serve
         tickets.let_siblings_read()
         host_memory.keep(worker)
@@ -224,31 +201,11 @@ class Equip(WorkerPlugin):
         worker.transfer_incoming_log = deque(log, max(_TRANSFERS, log.maxlen or 0))
         await offload(warm_up)
         if self.cap is not None:
-            # the threads that the worker is known to use, first: stacks are memory too. Any other
-            # that comes later gets a stack of 1 MiB instead of the system's 8
-            threading.stack_size(2**20)
-            loop = asyncio.get_running_loop()
-            # asyncio's own pool looks up the addresses of peers
-            for pool, threads in ((worker.executors["default"], worker.state.nthreads), (None, 4)):
-                together = threading.Barrier(threads).wait
-                await asyncio.gather(
-                    *(loop.run_in_executor(pool, together) for _ in range(threads))
-                )
-            await offload(int)
+            await _start_threads(worker)
             host_memory.cap_memory(self.cap)
         for name in _resources(slot):
             worker.state.total_resources[name] = worker.state.available_resources[name] = 1
         await worker.scheduler.tiledask_ready(address=worker.address)
-
-    def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
-        """Fail those that wait for ``key``, if it came and could not be taken in."""
-        if (start, finish) != ("flight", "error"):
-            return
-        lost = self.worker.state.tasks[key]
-        for waiting in lost.waiters:
-            failed = TaskErredMsg.from_task(lost, waiting.run_id, f"not-received-{time()}")
-            self.worker.batched_send({**failed.to_dict(), "key": waiting.key})
-        self.worker.rpc.collect()  # the connection that it came by is idle, as Dask sees it
 
     def teardown(self, worker: Any) -> None:
         """Leave ``worker`` as it was."""
@@ -261,21 +218,23 @@ class Equip(WorkerPlugin):
                 worker.state.total_resources.pop(name, None)
                 if name not in used:
                     worker.state.available_resources.pop(name, None)
-        blocks.end_all()
-        worker._deque_handler.removeFilter(_without_frames)
+        for name in list(blocks.exchanges):
+            blocks.end_exchange(name)
         for name in [name for name in worker.handlers if name.startswith("tiledask_")]:
             del worker.handlers[name]
         host_memory.keep_nothing(worker)
-        clocks.draw_by_this_clock(False)
 
 
-def _without_frames(record: logging.LogRecord) -> bool:
-    """True; the error of ``record`` is words now. Dask keeps what was logged, the frames of each
-    error with it, and the blocks in those: of one that could not be sent, for good."""
-    if record.exc_info:
-        record.exc_text = logging.Formatter().formatException(record.exc_info)
-        record.exc_info = None
-    return True
+async def _start_threads(worker: Any) -> None:
+    """Have all threads that the worker is known to use: under a cap stacks are memory too. Any
+    other that comes later gets a stack of 1 MiB instead of the system's 8."""
+    threading.stack_size(2**20)
+    loop = asyncio.get_running_loop()
+    # asyncio's own pool looks up the addresses of peers
+    for pool, threads in ((worker.executors["default"], worker.state.nthreads), (None, 4)):
+        together = threading.Barrier(threads).wait
+        await asyncio.gather(*(loop.run_in_executor(pool, together) for _ in range(threads)))
+    await offload(int)
 
 
 def warm_up() -> None:

@@ -15,33 +15,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from distributed.diskutils import WorkSpace
 
-from tiledask.plan.products.regions import Region, slices
+__all__ = ["AS_HOST", "open_spool", "this_host"]
 
-__all__ = ["AS_HOST", "MEMORY", "KeptArray", "open_spool", "this_host"]
-
-MEMORY = Path("/dev/shm")
-"""A folder in memory, on Linux."""
 AS_HOST = "TILEDASK_HOST"
 """In a worker's environment, the host that it is taken to be on (`start_cluster`)."""
-
-
-class KeptArray(NamedTuple):
-    """An array of which workers make blocks, and lost ones again."""
-
-    path: str
-    """Of a copy in the spool; empty if nobody reads it there."""
-    array: np.ndarray
-    near: frozenset[int]
-    """The slots whose workers see the spool."""
-
-    def part(self, slot: int, region: Region) -> str | np.ndarray:
-        """What a task in ``slot`` makes the block of ``region`` from: the path, or the block."""
-        return self.path if slot in self.near else self.array[slices(region)].copy()
 
 
 def open_spool(of: Any) -> tuple[Path, Callable[[], None]]:

@@ -30,11 +30,10 @@ from distributed import Client, LocalCluster, Nanny, SpecCluster, Status, defaul
 from distributed.deploy.cluster import Cluster as BaseCluster
 from distributed.system import MEMORY_LIMIT
 
-from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.cluster import RUNNING, Cluster
 from tiledask.distributed.cluster.gpus import choose_device, gpu_cluster
 from tiledask.distributed.cluster.slots import BLAS_THREADS, Equip
-from tiledask.distributed.cluster.web import HOST, asked_port, free_port, origins
+from tiledask.distributed.cluster.web import HOST, origins, port_for
 from tiledask.distributed.connecting.connect import attach
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -68,7 +67,6 @@ _SETTINGS = {
     # pinned work stays where it was put
     "distributed.scheduler.work-stealing": False,
     "distributed.scheduler.active-memory-manager.start": False,
-    "distributed.scheduler.no-workers-timeout": "60s",
     # deaths of workers while a task ran, before it is to blame: somebody may kill many
     "distributed.scheduler.allowed-failures": 6,
     "distributed.comm.timeouts.connect": "10s",
@@ -155,16 +153,15 @@ def start_cluster(
     slots = _slots(workers, gpus, per_gpu, threads)
     cap = _cap(memory_cap, on_gpus)
     limit = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
-    wanted = asked_port(dashboard_port)
-    port, shows = free_port(wanted or 0), wanted is not None
+    port = port_for(dashboard_port)
     equip = Equip(threads, None if on_gpus else cap, _hosts(hosts, slots, on_gpus))
     options: dict[str, Any] = {
         "n_workers": 0,
         "host": HOST,
         "threads_per_worker": _THREADS,
         "memory_limit": limit,
-        "dashboard_address": f"{HOST}:{port}",
-        "scheduler_kwargs": {"dashboard": shows},
+        "dashboard_address": f"{HOST}:{port or 0}",
+        "scheduler_kwargs": {"dashboard": port is not None},
         "security": _security(tls),
         "silence_logs": logging.CRITICAL,
         "death_timeout": max(60.0, seconds),
@@ -173,27 +170,29 @@ def start_cluster(
         "env": {**os.environ, **dict.fromkeys(BLAS_THREADS, str(threads))},
     }
     pages = [page for page in dask.config.get(_ROUTES) if page != "distributed.http.proxy"]
-    with dask.config.set({**_SETTINGS, _ORIGINS: origins(port), _ROUTES: pages}):
+    with dask.config.set({**_SETTINGS, _ORIGINS: origins(port or 0), _ROUTES: pages}):
         options["config"] = copy.deepcopy(dask.config.config)
+        owned: Any
         if on_gpus:
             owned = gpu_cluster(slots, per_gpu, options)
         else:
-            make: Any = _LocalSlots
-            owned = make(worker_class=_nanny(), **options)
+            owned = LocalCluster(worker_class=_nanny(), **options)
             owned.worker_spec.update(dict.fromkeys(range(slots), owned.new_spec))
-        scheduler: Any = owned.scheduler
-        there = lambda: (len(scheduler.workers), slots, "")  # noqa: E731
+        # SpecCluster's own would close the nanny of a worker that is away 15 s after an earlier
+        # death (distributed.deploy.lost-worker-timeout), and nothing would ever refill the slot
+        owned._update_worker_status = partial(BaseCluster._update_worker_status, owned)
+        there = lambda: (len(owned.scheduler.workers), slots, "")  # noqa: E731
         what = f"starting {slots} {'GPU' if on_gpus else 'CPU'} workers"
         with nullcontext() if quiet or not is_watched() else showing(what, there, after=0.5):
             _launch(owned, slots, seconds)
     client = None
     try:
-        device_arrays.register(on_host=True)
-        users = False  # a client that is none of these clusters' stays Dask's default
-        with contextlib.suppress(ValueError):  # there is none
-            found = default_client()
-            users = all(cluster.client is not found for cluster in RUNNING)
-        client = Client(owned, set_as_default=not users)
+        try:  # a client that is none of these clusters' stays Dask's default
+            default: Client | None = default_client()
+        except ValueError:
+            default = None
+        ours = default is None or any(cluster.client is default for cluster in RUNNING)
+        client = Client(owned, set_as_default=ours)
         cluster = attach(
             client,
             owned,
@@ -204,29 +203,18 @@ def start_cluster(
             workers=slots,
             seconds=seconds,
             cap=cap,
-            page=shows,
+            page=port is not None,
             started_here=True,
         )
     except BaseException:
         _end(client, owned, True)
         raise
-    if not quiet:
-        _tell(cluster, threads, wanted, port)
-    return cluster
-
-
-def _tell(cluster: Cluster, threads: int, wanted: int | None, port: int) -> None:
-    """Say what was started."""
-    if in_notebook():
+    if not quiet and in_notebook():
         show(cluster)
-    else:
-        print(f"{cluster.slots} {cluster.kind} workers, {threads} BLAS thread each: {cluster.why}")
-        print(f"dashboard: {'none' if wanted is None else cluster.dashboard_link}")
-    if wanted not in (None, 0, port) and not in_notebook():
-        print(
-            f"port {wanted} belongs to an earlier cluster or another process; this one's "
-            f"dashboard is at the address above"
-        )
+    elif not quiet:
+        print(f"{slots} {cluster.kind} workers, {threads} BLAS thread each: {cluster.why}")
+        print(f"dashboard: {'none' if port is None else cluster.dashboard_link}")
+    return cluster
 
 
 def _end(client: Client | None, owned: SpecCluster, in_order: bool) -> None:
@@ -241,16 +229,6 @@ def _end(client: Client | None, owned: SpecCluster, in_order: bool) -> None:
             nanny.auto_restart = False
             with contextlib.suppress(Exception):
                 nanny.process.process._process.kill()
-
-
-class _LocalSlots(LocalCluster):
-    """Keeps the slots: a worker that is away for a while is one that its nanny restarts.
-
-    SpecCluster would close the nanny of a worker that is away 15 s after an earlier death
-    (distributed.deploy.lost-worker-timeout), and nothing would ever refill the slot.
-    """
-
-    _update_worker_status = BaseCluster._update_worker_status
 
 
 class _ForkingNanny(Nanny):
@@ -303,25 +281,15 @@ def _launch(owned: SpecCluster, slots: int, seconds: float) -> None:
 
 def _slots(workers: int | None, gpus: int, per_gpu: int, threads: int) -> int:
     """How many workers there are to be, of which ``gpus`` take ``per_gpu`` each, if any."""
-    if workers is not None:
-        whole_number("workers", workers, 1)
     whole_number("per_gpu", per_gpu, 1)
     whole_number("threads", threads, 1)
+    fit, why = MEMORY_LIMIT // _IDLE_WORKER, "more do not fit this machine's memory: take fewer"
     if gpus:
-        if workers is not None and workers > gpus * per_gpu:
-            raise ConfigError(
-                f"{workers} GPU workers need {workers} places, {gpus} GPUs with "
-                f"per_gpu={per_gpu} have {gpus * per_gpu}; raise per_gpu or take device='cpu'"
-            )
-        return workers or gpus * per_gpu
-    slots = workers or max(2, CPU_COUNT)
-    if slots * _IDLE_WORKER > MEMORY_LIMIT:
-        raise ConfigError(
-            f"{slots} workers hold {format_bytes(slots * _IDLE_WORKER)} before they do anything, "
-            f"this machine has {format_bytes(MEMORY_LIMIT)}; at most "
-            f"{MEMORY_LIMIT // _IDLE_WORKER} workers fit"
-        )
-    return slots
+        fit, why = gpus * per_gpu, f"{gpus} GPUs with per_gpu={per_gpu} have no place for more: "
+        why += "raise per_gpu, or take device='cpu'"
+    if workers is None:
+        return fit if gpus else max(2, CPU_COUNT)
+    return whole_number("workers", workers, 1, fit, way_out=why)
 
 
 def _hosts(hosts: int, slots: int, on_gpus: bool) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import copy
-import math
 import os
 import threading
 import time
@@ -13,38 +12,28 @@ from inspect import isawaitable
 from typing import Any, TypeVar
 
 import numpy as np
-from distributed import Client, Future, KilledWorker, as_completed
-from distributed.comm.core import CommClosedError
-from distributed.scheduler import NoValidWorkerError, NoWorkerError
+from distributed import Client, Future, KilledWorker
 from distributed.utils import has_arg
 
-from tiledask.distributed.deadlines import DEADLINE, HEAR, Left, heard, left_of
+from tiledask.distributed.deadlines import DEADLINE, heard, left_of
 from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.plan.units import format_bytes
 
 __all__ = [
-    "FOR_WANT",
     "asked",
     "check_client",
     "enter",
     "failure",
+    "in_slot",
     "keys_of",
-    "run_everywhere",
     "slot_named",
     "slot_of",
     "slot_on",
     "states",
-    "wait_for",
     "workers_of",
 ]
 
 T = TypeVar("T")
-_LOOK = 0.02
-"""Seconds between two looks at who is there."""
-_SILENT = 1.0
-"""Seconds without a heartbeat after which a worker is named."""
-FOR_WANT = KilledWorker, NoValidWorkerError, NoWorkerError
-"""What Dask says of tasks that it gave up for want of a worker."""
 
 
 def slot_named(resources: Iterable[str]) -> int:
@@ -90,47 +79,11 @@ def enter(function: Callable[..., Any], *args: Any) -> Any:
         raise RuntimeError(f"the task raised {type(error).__name__}: {error}") from None
 
 
-# -- waits and failures ---------------------------------------------------------------------------
-
-
-def wait_for(
-    cluster: Any,
-    futures: list[Future[Any]],
-    what: str,
-    left: Left,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    """Return when all ``futures`` are done (`Cluster.wait`)."""
-    pending, count = {f.key: f for f in futures}, 0
-    deadline = time.monotonic() + left.seconds
-    done = as_completed(futures, loop=cluster.client.loop, raise_errors=False)
-    while done.count():
-        while not done.has_ready() and time.monotonic() < deadline:
-            cluster.check_alive()
-            with done.thread_condition:
-                done.thread_condition.wait(HEAR)
-        if not done.has_ready():
-            found = ", ".join(states(cluster, {slot_of(f) for f in pending.values()}))
-            raise DeadlineError(
-                f"{what}: {len(pending)} of {len(futures)} tasks not done after {left.said:.3g} s; "
-                f"waiting for {found}. First of them: {next(iter(pending))}. Give it longer with "
-                f"timeout=, or look at {cluster.dashboard_link}"
-            )
-        future = next(done)
-        if future.status in ("pending", "lost"):  # its worker died since; it is made again
-            done.add(future)
-            continue
-        pending.pop(future.key, None)
-        if future.status != "finished":
-            raise failure(cluster, future, what)
-        count += 1
-        if progress:
-            progress(count, len(futures))
+# -- failures --------------------------------------------------------------------------------------
 
 
 def failure(cluster: Any, future: Future[Any], what: str) -> BaseException:
     """What the failed ``future`` raised, and where."""
-    slot = slot_of(future)
     if future.status == "cancelled":
         cluster.check_alive()
         return ClusterLostError(
@@ -138,13 +91,6 @@ def failure(cluster: Any, future: Future[Any], what: str) -> BaseException:
             f"runs on: make what it belonged to again"
         )
     error = future.exception(timeout=30)
-    if isinstance(error, NoValidWorkerError | NoWorkerError):
-        found = ", ".join(states(cluster, range(cluster.slots), math.inf)[:2])
-        return ClusterLostError(
-            f"{what}: slot {slot} or one that it waits for had no worker for {error.timeout:g} s "
-            f"({found or 'all have one now'}); arrays are not lost by that: start a worker in its "
-            f"place, and run it again"
-        )
     if isinstance(error, KilledWorker):
         named = ClusterLostError(
             f"{what}: task {str(error.task)[:200]} ended the worker of slot "
@@ -158,7 +104,7 @@ def failure(cluster: Any, future: Future[Any], what: str) -> BaseException:
         # the client keeps its own as long as the future lives, and so would keep the frames
         # that this one passes, or has passed, and the future and blocks in them
         error = copy.copy(error.with_traceback(None))
-    error.add_note(f"raised in slot {slot} during {what}")
+    error.add_note(f"raised in slot {slot_of(future)} during {what}")
     raised: BaseException = error.with_traceback(future.traceback(timeout=30))
     return raised
 
@@ -190,14 +136,24 @@ def asked(
     call: Callable[[], Awaitable[T]],
     seconds: float,
     check: Callable[[], object] | None = None,
+    what: str = "the scheduler",
 ) -> T:
-    """What ``call()``, of the client's loop, returns; TimeoutError after ``seconds``. Before,
-    in between, and if it fails ``check()`` may raise instead: by default that the client has lost
-    its scheduler, ClusterLostError."""
-    check = check or partial(check_client, client)
+    """What ``call()``, of the client's loop, returns.
+
+    Raises DeadlineError, that ``what`` did not answer within ``seconds``. Before, in between, and
+    if it fails ``check()`` may raise instead: by default that the client has lost its scheduler,
+    ClusterLostError.
+    """
+    check, left = check or partial(check_client, client), left_of(seconds)
     check()
     try:
-        found: T = client.sync(lambda: heard(call(), seconds, check))
+        found: T = client.sync(lambda: heard(call(), left.seconds, check))
+    except TimeoutError:
+        check()
+        raise DeadlineError(
+            f"{what} did not answer within {left.said:.3g} s: frozen, busy or gone. Give it longer "
+            f"with timeout=, or look at the logs of scheduler and workers"
+        ) from None
     except (Exception, asyncio.CancelledError):
         check()
         raise
@@ -229,56 +185,12 @@ def workers_of(
     with contextlib.suppress(OSError):  # whoever needs a worker waits for it, and says so
         scheduler: Any = client.scheduler
         call = partial(scheduler.identity, n_workers=-1)
-        found: dict[str, Any] = asked(client, call, left_of(DEADLINE).seconds, check)
+        found: dict[str, Any] = asked(client, call, DEADLINE, check)
         return dict(found["workers"])
     return {}
 
 
-def run_everywhere(
-    cluster: Any, function: Callable[..., Any], args: tuple[Any, ...], left: Left
-) -> list[Any]:
-    """What ``function(*args)`` returns on the worker of each slot (`Cluster.run`)."""
-    deadline, found = time.monotonic() + left.seconds, dict[int, Any]()
-    lost: OSError | None = None
-    late = False
-    while missing := set(range(cluster.slots)) - found.keys():
-        seconds = deadline - time.monotonic()
-        if late or (lost is not None and seconds < 0):
-            silent = ", ".join(states(cluster, range(cluster.slots), _SILENT)[:8])
-            name = getattr(function, "__name__", str(function)).strip("_").replace("_", " ")
-            words = f"{silent or f'all {cluster.slots} workers'} did not answer within "
-            words += f"{left.said:.3g} s ({name!r}, asked of every worker): frozen, busy or gone. "
-            if late:
-                raise DeadlineError(f"{words}Give it longer with timeout=") from None
-            raise ClusterLostError(
-                f"{words}{lost}; arrays are not lost by that: do it again when all slots have "
-                f"workers"
-            )
-        run = partial(cluster.client._run, _in_slot, missing, function, args, on_error="return")
-        answers: dict[str, Any] = {}
-        try:
-            answers = cluster.ask(run, max(0.1, seconds))
-        except TimeoutError:
-            late = True
-            continue
-        except CommClosedError as error:
-            lost = error
-        for address, answer in answers.items():
-            if isinstance(answer, tuple):
-                found.update([answer])
-            elif isinstance(answer, OSError) and (
-                address in str(answer) or isinstance(answer, CommClosedError)
-            ):
-                lost = answer  # a worker died meanwhile: its slot is refilled
-            elif answer is not None:
-                raise answer  # the function's own
-        if missing := missing - found.keys():
-            time.sleep(_LOOK)
-            cluster.wait_for_slots(missing, max(0.1, deadline - time.monotonic()))
-    return [found[slot] for slot in range(cluster.slots)]
-
-
-async def _in_slot(
+async def in_slot(
     slots: set[int], function: Callable[..., Any], args: tuple[Any, ...], dask_worker: Any
 ) -> tuple[int, Any] | None:
     """(slot, what ``function`` returns); None on a worker in none of ``slots``."""

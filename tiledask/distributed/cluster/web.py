@@ -12,35 +12,23 @@ from pathlib import Path
 from tiledask.errors import ConfigError
 from tiledask.plan import html
 
-__all__ = ["HOST", "ORIGINS", "SCRIPT", "asked_port", "free_port", "origins", "panel"]
+__all__ = ["HOST", "SCRIPT", "origins", "panel", "port_for"]
 
 HOST = "127.0.0.1"
-ORIGINS = "TILEDASK_DASHBOARD_ORIGINS"
-"""Variable of the environment: servers whose pages may show the dashboard, "host:port host:port".
-"""
 
 
-def asked_port(port: int | None) -> int | None:
-    """The dashboard's port that was asked for, here or in the environment; 0 for any, None for no
-    dashboard."""
-    text = os.environ.get("TILEDASK_DASHBOARD_PORT", "0") if port is None else port
+def port_for(port: int | None) -> int | None:
+    """A free port for the dashboard: ``port``, or TILEDASK_DASHBOARD_PORT of the environment, if it
+    is free, else any; None for no dashboard ("none")."""
+    text = os.environ.get("TILEDASK_DASHBOARD_PORT", "0") if port is None else str(port)
     if text == "none":
         return None
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if not 0 <= number < 65536:
+    if not text.isdecimal() or int(text) >= 65536:
         raise ConfigError(
-            f"a dashboard port is 0 (any free one) to 65535, got {text!r}; "
+            f"a dashboard port is 0 (any free one) to 65535, got {text}; "
             f"TILEDASK_DASHBOARD_PORT=none starts none"
         )
-    return number
-
-
-def free_port(port: int) -> int:
-    """``port`` if it is free, otherwise one that is."""
-    for wanted in (port, 0):
+    for wanted in (int(text), 0):
         with socket.socket() as probing, contextlib.suppress(OSError):
             probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probing.bind((HOST, wanted))
@@ -50,13 +38,14 @@ def free_port(port: int) -> int:
 
 
 def origins(port: int) -> list[str]:
-    """Pages that may open the dashboard's websocket: itself, and JupyterLab on this machine.
+    """Pages that may open the dashboard's websocket: itself, JupyterLab on this machine, and those
+    of the servers in TILEDASK_DASHBOARD_ORIGINS, "host:port host:port".
 
     Bokeh takes no wildcard for a port alone, and Dask's default takes every page of the web.
     """
     ports = [port, *range(8888, 8900)]
-    more = os.environ.get(ORIGINS, "")
-    return [f"{host}:{p}" for p in ports for host in (HOST, "localhost")] + more.split()
+    more = os.environ.get("TILEDASK_DASHBOARD_ORIGINS", "").split()
+    return [f"{host}:{p}" for p in ports for host in (HOST, "localhost")] + more
 
 
 SCRIPT = f"<script>{Path(__file__).with_name('panel.js').read_text('utf-8')}</script>"

@@ -43,8 +43,6 @@ _KNOCK = 1.5
 """Seconds in which a host takes a connection, or nobody listens there."""
 _ALIKE = {"tiledask": None, "python": 2, "dask": 2, "distributed": 2, "numpy": 2}
 """What must agree, in how many of its version's numbers (None: in all)."""
-_LOOK = 0.1
-"""Seconds between two looks at how many workers there are."""
 
 
 def connect(
@@ -86,36 +84,37 @@ def connect(
     check_device(device)
     if isinstance(client, Cluster):
         return client
-    with until(seconds):
-        if (known := _known(client)) is not None:
-            if device not in ("auto", "cuda" if known.backend == "cupy" else "cpu"):
-                raise ConfigError(
-                    f"device={device!r} was asked for, and {known} is connected to already, whose "
-                    f"{known.kind} workers are {known.why}: close it first"
-                )
-            if not known.started_here and known.counting.acquire(blocking=False):
-                try:  # an operation under way counts on as many slots as it began with
-                    hold(known, wanted, seconds)
-                finally:
-                    known.counting.release()
-            return known
-        made, ours = _client(client, security, seconds)
+    if (known := _known(client)) is not None:
+        if device not in ("auto", "cuda" if known.backend == "cupy" else "cpu"):
+            raise ConfigError(
+                f"device={device!r} was asked for, and {known} is connected to already, whose "
+                f"{known.kind} workers are {known.why}: close it first"
+            )
+        if not known.started_here and known.counting.acquire(blocking=False):
+            try:  # an operation under way counts on as many slots as it began with
+                hold(known, wanted, seconds)
+            finally:
+                known.counting.release()
+        return known
+    made = _client(client, security, seconds)
 
-        def end(_: bool) -> None:
-            if ours:
-                with suppress(Exception):
-                    made.close(timeout=5)
+    def end(in_order: bool) -> None:
+        if in_order:
+            give_back(made)
+        if made is not client:
+            with suppress(Exception):
+                made.close(timeout=5)
 
-        try:
+    try:
+        with until(seconds):
             _wait_for_workers(made, wanted or 1, seconds)
             _check_versions(made, seconds)
             why = f"workers of {_address(made)} were connected to"
             given = made, client, end, Equip()
             return attach(*given, device=device, why=why, workers=wanted, seconds=seconds)
-        except BaseException:
-            give_back(made)
-            end(True)
-            raise
+    except BaseException:
+        end(True)
+        raise
 
 
 def cluster_of(given: Any, what: str) -> Cluster:
@@ -144,8 +143,8 @@ def _known(given: Any) -> Cluster | None:
     return None
 
 
-def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
-    """(a client of ``given``, whether it was made here)."""
+def _client(given: Any, security: Any, seconds: float) -> Client:
+    """``given``, or a new client of it."""
     if getattr(given, "asynchronous", False):
         raise ConfigError(
             f"{given!r} is asynchronous, and calls of tiledask wait for what they return; connect "
@@ -158,11 +157,11 @@ def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
                 "security= is for the address of a scheduler, this client has its own; leave it out"
             )
         check_client(given)
-        return given, False
+        return given
     where = str(given if isinstance(given, str) else getattr(given, "scheduler_address", given))
     try:
         _knock(where, seconds)
-        made = Client(given, security=security, set_as_default=False, timeout=seconds)
+        return Client(given, security=security, set_as_default=False, timeout=seconds)
     except TypeError as error:  # Dask's, of what it was not given
         if "ssl_context" not in str(error):
             raise
@@ -171,38 +170,32 @@ def _client(given: Any, security: Any, seconds: float) -> tuple[Client, bool]:
             f"td.connect(..., security=distributed.Security(tls_ca_file=..., tls_client_cert=..., "
             f"tls_client_key=...))"
         ) from None
-    except (OSError, MemoryError, AssertionError) as error:  # these of what is no scheduler
-        raise ClusterLostError(
-            f"no scheduler answers at {where} within {seconds:g} s ({error}); start one with "
-            f"'dask scheduler', and give the address that it prints"
-        ) from None
-    return made, True
-
-
-def _knock(where: str, seconds: float) -> None:
-    """Raise OSError if nothing at the address ``where`` of TCP takes connections, or without TLS
-    does not speak first, as Dask does, and its client waits for without end; ConfigError if it is
-    no address."""
-    scheme, _, _ = where.rpartition("://")
-    if scheme not in ("", "tcp", "tls"):
-        return
-    try:
-        host, port = get_address_host_port(where)
     except ValueError as error:
         raise ConfigError(
             f"{short(where)} is no address of a scheduler ({error}): 'dask scheduler' prints one, "
             f"as tcp://10.0.0.1:8786"
         ) from None
-    with socket.create_connection((host, port), min(seconds, _KNOCK)) as there:
-        there.settimeout(seconds)
-        if scheme != "tls" and not there.recv(1):
-            raise ConnectionError("the connection was closed")
+    except (OSError, MemoryError, AssertionError) as error:  # these of what is no scheduler
+        raise ClusterLostError(
+            f"no scheduler answers at {where} within {seconds:g} s ({error}); start one with "
+            f"'dask scheduler', and give the address that it prints"
+        ) from None
+
+
+def _knock(where: str, seconds: float) -> None:
+    """Raise OSError if nothing at an address of TCP takes connections, or without TLS does not
+    speak first, as Dask does: its client would wait for that without end."""
+    scheme, _, _ = where.rpartition("://")
+    if scheme in ("", "tcp", "tls"):
+        with socket.create_connection(get_address_host_port(where), min(seconds, _KNOCK)) as there:
+            there.settimeout(seconds)
+            if scheme != "tls" and not there.recv(1):
+                raise ConnectionError("the connection was closed")
 
 
 def _address(client: Client) -> str:
     """Where its scheduler listens; empty once it was closed."""
-    address: str = getattr(client.scheduler, "address", "")
-    return address
+    return getattr(client.scheduler, "address", "")
 
 
 def _wait_for_workers(client: Client, wanted: int, seconds: float) -> None:
@@ -215,7 +208,7 @@ def _wait_for_workers(client: Client, wanted: int, seconds: float) -> None:
                 f"{wanted} workers were asked for, {there} run on {address} after {seconds:g} s. "
                 f"Start more with 'dask worker {address}'{fewer}"
             )
-        time.sleep(_LOOK)
+        time.sleep(0.1)
 
 
 def _check_versions(client: Client, seconds: float) -> None:
@@ -223,13 +216,7 @@ def _check_versions(client: Client, seconds: float) -> None:
     pickled here and read there, so Python, Dask and NumPy agree in their first two numbers, and
     tiledask altogether."""
     call: Any = partial(client._get_versions, packages=["tiledask"])
-    try:
-        found: dict[str, Any] = asked(client, call, left_of(seconds).seconds)
-    except TimeoutError:
-        raise DeadlineError(
-            f"the workers of {_address(client)} did not all say their versions within {seconds:g} "
-            f"s: one of them is frozen or cannot be reached; look at their logs"
-        ) from None
+    found: dict[str, Any] = asked(client, call, seconds, what="some worker, for its versions,")
     here = get_versions()["packages"] | {"tiledask": sys.modules["tiledask"].__version__}
     for who, each in {"the scheduler": found["scheduler"], **found["workers"]}.items():
         for name, numbers in _ALIKE.items():
@@ -262,6 +249,13 @@ def _process(device: str, dask_worker: Any) -> Process:
     limit = dask_worker.memory_manager.memory_limit
     memory = int(limit or MEMORY_LIMIT), bool(limit)
     return Process(this_host(), os.getpid(), *memory, own_gpu(device))
+
+
+def _processes(client: Client, device: str) -> dict[str, Process]:
+    """The worker at each address."""
+    call: Any = partial(client._run, _process, device)
+    found: dict[str, Process] = asked(client, call, 60.0, what="some worker, for what it is,")
+    return found
 
 
 def attach(
@@ -297,27 +291,9 @@ def attach(
         raise ConfigError(f"device='cuda' needs workers with usable GPUs, and {without}")
     if device == "auto":
         why += f": {without or 'each has a GPU'}"
-    interval = client.scheduler_comm.interval if client.scheduler_comm else 0.01
-    there = take_slots(client, equip, left_of(seconds).seconds, page)
-
-    def ended(in_order: bool) -> None:
-        if in_order and not started_here:
-            give_back(client)
-            if client.scheduler_comm is not None:
-                client.scheduler_comm.interval = interval
-        if not without and not RUNNING:  # CuPy's arrays are CuPy's again
-            device_arrays.register(on_host=False)
-        end(in_order)
-
-    cluster = Cluster(
-        client,
-        given,
-        ended,
-        backend="numpy" if without else "cupy",
-        why=why,
-        started_here=started_here,
-        hosts=equip.hosts,
-    )
+    there = take_slots(client, equip, seconds, page)
+    kind: dict[str, Any] = {"backend": "numpy" if without else "cupy", "hosts": equip.hosts}
+    cluster = Cluster(client, given, end, why=why, started_here=started_here, **kind)
     try:
         cluster.page = there
         hold(cluster, workers, seconds, cap)
@@ -340,30 +316,13 @@ def hold(cluster: Cluster, wanted: int | None, seconds: float, cap: int | None =
     count = wanted or max(workers, default=0) + 1
     if count <= cluster.slots:
         return
-    if cap is not None:
-        cluster.hold([cap] * count)
-        return
     found = _processes(cluster.client, "cuda" if cluster.backend == "cupy" else "cpu")
     hosts, gpus = [w.host for w in found.values()], [w.gpu for w in found.values()]
-    memories = {}
+    limits = {}
     for address, worker in found.items():
-        memory = worker.memory // (1 if worker.limited else hosts.count(worker.host))
+        limits[address] = worker.memory // (1 if worker.limited else hosts.count(worker.host))
         if isinstance(gpu := worker.gpu, OwnGpu):
-            memory = share_of(gpu.memory, gpu.integrated, gpus.count(gpu), memory)
-        memories[address] = memory
+            limits[address] = share_of(gpu, gpus.count(gpu), limits[address])
     at = {slot: facts["address"] for slot, facts in workers.items()}
-    least = min(memories.values())  # of a slot whose worker is just being restarted
-    cluster.hold([memories.get(at.get(slot, ""), least) for slot in range(count)])
-
-
-def _processes(client: Client, device: str) -> dict[str, Process]:
-    """The worker at each address."""
-    call: Any = partial(client._run, _process, device)
-    try:
-        found: dict[str, Process] = asked(client, call, left_of(60.0).seconds)
-    except TimeoutError:
-        raise DeadlineError(
-            "the workers did not all say what they are in time: one of them is frozen or cannot be "
-            "reached; look at their logs"
-        ) from None
-    return found
+    least = min(limits.values())  # of a slot whose worker is just being restarted
+    cluster.hold([cap or limits.get(at.get(slot, ""), least) for slot in range(count)])

@@ -250,7 +250,6 @@ def _multiply(
     def left() -> float:
         return max(0.1, deadline - time.monotonic())
 
-    cluster.again(operands)
     cluster.wait(operands, f"the operands of {a.shape} @ {b.shape}", left())
     with (
         lending(cluster) as lender,
@@ -262,7 +261,7 @@ def _multiply(
         ) as counted,
     ):
         tickets, rules = zip(*counted.first, strict=True)
-        room = as_room(rules, memory_limit, cluster.started_here, slots)
+        room = as_room(rules, memory_limit, slots)
         found = question.remembered(room.bytes)
         if not found.chosen:
             raise refusal(found, room, question)

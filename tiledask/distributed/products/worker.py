@@ -16,6 +16,7 @@ from distributed import Future
 
 from tiledask.distributed.arrays.recompute import anchors_of
 from tiledask.distributed.cluster import host_memory
+from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.cluster.counters import Counted
 from tiledask.distributed.cluster.progress import Reporter
 from tiledask.distributed.products.panels import (
@@ -321,7 +322,7 @@ class _Rank:
 
 def _counted(work: RankWork, reader: Reader) -> tuple[list[Any], dict[str, Any]]:
     """(spans since the last report, bytes received and held): for the dashboard's page."""
-    facts, delay = reader.facts, reader.worker.scheduler_delay
+    facts, delay = reader.facts, now() - time()
     first, facts.reported = facts.reported, len(facts.spans)
     panel = sum(span.kind == "multiply" for span in facts.spans[:first]) - 1
     spans = []

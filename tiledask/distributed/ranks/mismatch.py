@@ -48,14 +48,10 @@ class Doing(NamedTuple):
     """The collective that it is in."""
     waits_for: int | None = None
     """The rank whose message it waits for there."""
-    messages: int = 0
-    """Messages that it has taken so far."""
     last: CollectiveCall | None = None
     """The last collective that it finished."""
     since: float = 0.0
     """Seconds since 1970, by the run's clock, when this state began."""
-    flying: bool = False
-    """Whether messages that it sent may not have arrived."""
     end: str = ""
     """"returned" once its program has."""
 

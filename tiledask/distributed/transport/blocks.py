@@ -28,7 +28,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ from tiledask.tile import TileCount, ipc
 from tiledask.tile.backend import array_namespace
 
 __all__ = [
-    *("Facts", "Lender", "Loans", "Span", "end_all", "exchanges", "lend_array", "lending"),
+    *("Facts", "Lender", "Loans", "Span", "end_exchange", "exchanges", "lend_array", "lending"),
     *("said_of", "serve", "ticket_of", "transport_of"),
 ]
 
@@ -107,7 +107,7 @@ class Lender:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.name = cluster, f"exchange-{secrets.token_hex(8)}"
         self.transport = transport_of(cluster)
-        self.ends: Call = _end, (self.name,)
+        self.ends: Call = end_exchange, (self.name,)
         """What `end` has every worker do, once all are closed."""
 
     def lends(self, arrays: Sequence[Sequence[Future[Any]]]) -> Call:
@@ -121,10 +121,10 @@ class Lender:
         function, args = self.lends(arrays)
         return self.cluster.run(function, *args, timeout=timeout)
 
-    def end(self) -> list[Facts]:
-        """What every slot read and did; nothing is lent any more, and tasks that go on stop."""
+    def end(self) -> None:
+        """Nothing is lent any more, and tasks that go on stop."""
         self.close()
-        return self.cluster.run(_end, self.name, timeout=20.0)
+        self.cluster.run(end_exchange, self.name, timeout=20.0)
 
     def close(self) -> None:
         """Return when no slot has memory of another's GPU open."""
@@ -167,9 +167,9 @@ def said_of(cluster: Cluster) -> str:
 
 async def _lend(name: str, keys: list[dict[int, str]], dask_worker: Any) -> list[Ticket]:
     """Tickets of this worker's blocks."""
-    loans, slot = exchanges.setdefault(name, Loans()), slot_on(dask_worker)
+    loans, slot, data = exchanges.setdefault(name, Loans()), slot_on(dask_worker), dask_worker.data
     mine = [each.get(slot, "") for each in keys]
-    blocks = {key: dask_worker.data[key] for key in mine if key in dask_worker.data}
+    blocks = {key: data[key] for key in mine if key in data}
 
     def tickets() -> list[Ticket]:
         there = {key: ticket_of(loans, x, key, dask_worker, slot) for key, x in blocks.items()}
@@ -182,9 +182,6 @@ async def _lend(name: str, keys: list[dict[int, str]], dask_worker: Any) -> list
 
 def ticket_of(loans: Loans, block: Any, key: Any, worker: Any, slot: int = -1) -> Ticket:
     """A Ticket for what ``loans`` keep until they are dropped or the block taken back."""
-    if not hasattr(block, "dtype"):  # whoever asked for it refuses it by this name
-        nothing = ticket_of(loans, np.empty(0), key, worker, slot)
-        return replace(nothing, dtype=type(block).__name__)
     if key not in loans.lent:
         loans.lent[key] = (block, np.frombuffer(secrets.token_bytes(16), np.uint8).copy())
     block, token = loans.lent[key]
@@ -221,7 +218,7 @@ async def _close(name: str) -> None:
         await asyncio.to_thread(exchanges[name].opened.close)
 
 
-def _end(name: str, dask_worker: Any = None) -> Facts:
+def end_exchange(name: str, dask_worker: Any = None) -> Facts:
     """The facts of the exchange; its blocks are let go, the tokens first."""
     loans = exchanges.pop(name, None) or Loans()
     loans.cancelled.set()
@@ -230,12 +227,6 @@ def _end(name: str, dask_worker: Any = None) -> Facts:
         token[:] = 0
     loans.lent.clear()
     return loans.facts
-
-
-def end_all() -> None:
-    """End what this process lends and borrows."""
-    for name in list(exchanges):
-        _end(name)
 
 
 async def serve(exchange: str, key: str, ends: Region, to_host: bool = False) -> dict[str, Any]:

@@ -19,13 +19,13 @@ import asyncio
 import os
 import pickle
 import socket
-import struct
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import prod
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.transport.blocks import Loans, exchanges, ticket_of
 from tiledask.distributed.transport.reader import answered, call_worker, read_part
-from tiledask.distributed.transport.tickets import CancelledError, LoanLostError
+from tiledask.distributed.transport.tickets import CancelledError, LoanLostError, Ticket
 from tiledask.distributed.transport.transport import LOOK, Transport
 from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
 from tiledask.tile.backend import array_namespace, as_dtype, name_of
@@ -55,7 +55,6 @@ _ROOM = 1 << 18
 """Bytes of the longest datagram that is received."""
 _LONGEST = 100
 """Characters that the path of a socket may have; systems stop at 104 or 108."""
-_SIZE = struct.Struct("<I")
 _endpoints: dict[str, "WorkerMessages"] = {}
 """Of the runs under way in this worker, by name."""
 
@@ -161,9 +160,8 @@ class WorkerMessages(Transport):
         """``path``: of the socket that it receives from, if there can be one."""
         super().__init__(rank, len(addresses))
         self.run, self._addresses, self._worker, self.path = run, addresses, worker, ""
-        self._where: Sequence[Where] = ()
-        self._near: dict[int, str] = {}
-        """Path of the socket of each rank of this host."""
+        self._near: dict[int, Where] = {}
+        """Of each rank of this host that has a socket."""
         self._sending: set[Future[Any]] = set()
         self._loans = exchanges.setdefault(run, Loans())
         self._lent: dict[tuple[Any, ...], list[str]] = {}
@@ -178,10 +176,10 @@ class WorkerMessages(Transport):
 
     def begin(self, deadline: float, where: Sequence[Where]) -> None:
         """The function begins. ``where``: of all ranks, if those of one host may use sockets."""
-        self.deadline, self._where = deadline, where
+        self.deadline = deadline
         for other, each in enumerate(where):
             if self.path and each.path and each.host == this_host():
-                self._near[other] = each.path
+                self._near[other] = each
 
     def now(self) -> float:
         return now()
@@ -227,50 +225,43 @@ class WorkerMessages(Transport):
         self, to: int, key: Any, note: Any, parts: list[np.ndarray], nbytes: int, lend: bool
     ) -> bool:
         """Whether the message went as one."""
-        flat = [part.reshape(-1).view(np.uint8) for part in parts]
-        kinds = [(name_of(part.dtype), part.shape) for part in parts]
-        acknowledged, tickets = ("read", to, key), []
-        if nbytes >= _LENT:  # tickets go; without them, the bytes follow
-            if not all(isinstance(part, np.ndarray) for part in parts):
-                return False
-            names = [f"{to} {key} {i}" for i in range(len(flat))]
-            given = zip(flat, names, strict=True)
-            tickets = [ticket_of(self._loans, part, name, self._worker) for part, name in given]
-            self._lent[acknowledged], flat = names, []
-        head = pickle.dumps((self.rank, key, note, kinds, tickets))
-        sent = self._send(to, [_SIZE.pack(len(head)), head, *(part.data for part in flat)])
-        if tickets and not sent:
+        if nbytes < _LENT:
+            return self._send(to, pickle.dumps((self.rank, key, note, parts, False)))
+        if not all(isinstance(part, np.ndarray) for part in parts):
+            return False
+        acknowledged, names = ("read", to, key), [f"{to} {key} {i}" for i in range(len(parts))]
+        given = zip(parts, names, strict=True)
+        tickets = [ticket_of(self._loans, part, name, self._worker) for part, name in given]
+        self._lent[acknowledged] = names
+        sent = self._send(to, pickle.dumps((self.rank, key, note, tickets, True)))
+        if not sent:
             self._take_back(acknowledged)
-        elif tickets and not lend:
+        elif not lend:
             self._own.append(acknowledged)
         return sent
 
-    def _send(self, to: int, views: Sequence[Any]) -> bool:
+    def _send(self, to: int, message: bytes) -> bool:
         """Whether a datagram was taken."""
         try:
-            self._out.sendmsg(views, [], socket.MSG_DONTWAIT, self._near[to])
+            self._out.sendto(message, socket.MSG_DONTWAIT, self._near[to].path)
         except OSError as error:  # too long, no room for it, or nobody there
             if isinstance(error, ConnectionRefusedError | FileNotFoundError):
-                self._check_there(to)
+                self.look(to)
             return False
         return True
 
-    def _check_there(self, rank: int) -> None:
-        """End the run if the process of a rank on this host is gone."""
-        try:
-            os.kill(self._where[rank].pid, 0)
-        except ProcessLookupError as error:
-            self.end(lost(rank, error))
+    def look(self, rank: int) -> None:
+        if rank in self._near:
+            try:
+                os.kill(self._near[rank].pid, 0)
+            except ProcessLookupError as error:
+                self.end(lost(rank, error))
 
     def _sent(self, to: int, sending: Future[Any]) -> None:
         error = None if sending.cancelled() else sending.exception()
         if error is not None:
             self.end(lost(to, error))
         self._sending.discard(sending)
-
-    @property
-    def flying(self) -> bool:
-        return bool(self._sending)
 
     def _take_back(self, acknowledged: tuple[Any, ...]) -> None:
         for name in self._lent.pop(acknowledged):
@@ -287,7 +278,7 @@ class WorkerMessages(Transport):
 
     def _may_wait(self, to: int) -> None:
         """Raise if there is no hope that rank ``to`` takes what is lent to it."""
-        self._check_there(to)
+        self.look(to)
         self.check()
         late, over = monotonic() > self.deadline, ("end", to) in self.parcels
         if late or over:
@@ -320,7 +311,7 @@ class WorkerMessages(Transport):
 
     def release(self) -> None:
         """Wake the task, if it waits for a datagram."""
-        self._send(self.rank, [b""])
+        self._send(self.rank, b"")
 
     def acquire(self, timeout: float) -> None:
         """Take in a datagram, if one comes in time."""
@@ -331,33 +322,27 @@ class WorkerMessages(Transport):
             return
         if not size:
             return
-        view = memoryview(self._room)[:size]
-        at = _SIZE.size + _SIZE.unpack_from(view)[0]
-        source, key, note, kinds, tickets = pickle.loads(view[_SIZE.size : at])
-        parts = [host_memory.empty(shape, as_dtype(name)) for name, shape in kinds]
-        flat = [part.reshape(-1).view(np.uint8) for part in parts]
-        if not tickets:
-            for each in flat:
-                each[:] = np.frombuffer(view[at : at + each.nbytes], np.uint8)
-                at += each.nbytes
-        for ticket, each in zip(tickets, flat, strict=bool(tickets)):
+        source, key, note, parts, lent = pickle.loads(memoryview(self._room)[:size])
+        if lent:
             try:
-                where = self._worker, self.run, ticket, ((0, each.nbytes),)
-                part = read_part(*where, each, self._loans.opened)
+                parts = [self._read(ticket) for ticket in parts]
             except LoanLostError as error:
                 self.end(lost(source, error))
                 return
-            if part.ctypes.data != each.ctypes.data:  # it came as a message
-                each[:] = part
-        if tickets:
             self.deliver(source, ("read", self.rank, key), None, [])
         self.arrive(key, note, parts, sum(part.nbytes for part in parts), now())
+
+    def _read(self, ticket: Ticket) -> np.ndarray:
+        """What another rank of this host lends."""
+        nbytes = prod(ticket.shape) * as_dtype(ticket.dtype).itemsize
+        buffer = host_memory.empty((nbytes,), np.dtype(np.uint8))
+        ends = tuple((0, extent) for extent in ticket.shape)
+        part = read_part(self._worker, self.run, ticket, ends, buffer, self._loans.opened)
+        return np.require(part, requirements="W")  # what came as a message is not
 
     # -- what others do -----------------------------------------------------------------------
 
     def ask(self, rank: int) -> Doing | None:
-        if rank in self._near:
-            self._check_there(rank)
         given = self._worker, self._addresses[rank], "tiledask_doing", _ANSWER
         try:
             doing: Doing | None = pickle.loads(call_worker(*given, run=self.run)["doing"])

@@ -32,7 +32,7 @@ __all__ = ["SOON", "Message", "Port", "PortCounts", "Steps", "Transport", "drive
 SOON = 0.05
 """Seconds within which most messages come: nothing is looked up or told before."""
 LOOK = 1.0
-"""Seconds of waiting after which a rank asks the others what they do, and as often again."""
+"""Seconds of waiting after which a rank looks whether the others are there, and as often again."""
 SILENT = Doing()
 """Of a rank that does not answer."""
 
@@ -130,8 +130,8 @@ class Port:
     def get(self, sources: Sequence[int], signals: bool = False) -> list[Message]:
         """The next message of each of ``sources`` (different numbers), when all are there.
 
-        ``signals`` are counted nowhere. Raises CollectiveError if one has returned, or if ranks
-        wait for each other; DeadlineError when the run's time is over; and what ended the run.
+        ``signals`` are counted nowhere. Raises CollectiveError if one has returned; DeadlineError
+        when the run's time is over; and what ended the run.
         """
         keys, transport = self.keys(sources), self.transport
         if not self._parcels.keys() >= set(keys):
@@ -210,9 +210,7 @@ class Port:
     def doing(self) -> Doing:
         """What this rank does here."""
         missing = [rank for rank, key in self.waits if key not in self._parcels]
-        waits_for, taken = missing[0] if missing else None, sum(self.counts.taken)
-        flying = self.transport.flying
-        return Doing(self.now, waits_for, taken, self.last, self.since, flying)
+        return Doing(self.now, missing[0] if missing else None, self.last, self.since)
 
 
 class Transport(ABC):
@@ -259,6 +257,10 @@ class Transport(ABC):
     @abstractmethod
     def ask(self, rank: int) -> Doing | None:
         """What another rank does now; None if it does not answer."""
+
+    def look(self, rank: int) -> None:
+        """End the run if it is seen from here that rank ``rank`` is gone."""
+        return
 
     def settle(self) -> None:
         """Return when the arrays that were delivered, and not lent, may be changed."""
@@ -327,11 +329,6 @@ class Transport(ABC):
         finally:
             self.waiters.remove(waiter)
 
-    @property
-    def flying(self) -> bool:
-        """Whether messages may be under way."""
-        return False
-
     # -- messages -----------------------------------------------------------------------------
 
     def port(self, members: tuple[int, ...], stream: str = "") -> Port:
@@ -358,29 +355,20 @@ class Transport(ABC):
             return [r for r, key in waits if ("end", r) in parcels and key not in parcels]
 
         here = lambda: all(key in parcels for key in keys) or bool(returned())  # noqa: E731
-        seen: list[tuple[int, Doing]] = []
         while not self.wait(here, min(self.deadline, time.monotonic() + LOOK), keys):
-            for key in keys:  # what disagrees need not wait for what does not come
-                if key in parcels:
+            for source, key in waits:
+                if key in parcels:  # what disagrees need not wait for what does not come
                     port.agree(parcels[key].call)
-            if (source := port.doing().waits_for) is None:
-                continue
-            chain = self._chain(source)
-            if time.monotonic() >= self.deadline:
+                else:
+                    self.look(source)
+            missing = port.doing().waits_for
+            if missing is not None and time.monotonic() >= self.deadline:
+                chain = self._chain(missing)
                 raise DeadlineError(
-                    f"rank {self.rank} waited for rank {source} until the run's deadline, in "
+                    f"rank {self.rank} waited for rank {missing} until the run's deadline, in "
                     f"{port.now}; {self._words(chain)}. Let rank {chain[-1][0]} make its call, or "
                     f"give the run longer with timeout="
                 )
-            flying = self.flying or any(doing.flying for _, doing in chain)
-            circle = chain if chain[-1][1].waits_for == self.rank and not flying else []
-            if circle and circle == seen:
-                raise CollectiveError(
-                    f"rank {self.rank} waits for rank {source} in {port.now}; "
-                    f"{self._words(circle)}: they wait for each other, for ever. Let all ranks "
-                    f"call their groups' collectives in one order"
-                )
-            seen = circle
         for source in returned():
             raise CollectiveError(
                 f"rank {self.rank} waits for rank {source} in {port.now}, but "
@@ -415,7 +403,7 @@ class Transport(ABC):
             last = max(ports, key=lambda port: port.since).doing() if ports else Doing()
             return last._replace(since=max(self._begun, last.since), end=self._end)
         at = max(ports, key=lambda port: (bool(port.waits), port.now is not None, port.since))
-        return at.doing()._replace(messages=sum(sum(port.counts.taken) for port in ports))
+        return at.doing()
 
     def finish(self) -> None:
         """Tell all others that this rank's program has returned."""

@@ -25,7 +25,6 @@ import numpy as np
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.spool import MEMORY
 from tiledask.distributed.training import Trained, train
 from tiledask.errors import ConfigError
 from tiledask.plan.program.making.layers import TensorLayers
@@ -135,7 +134,7 @@ def train_with_failures(
     text = td.load_text("tales")
     model = td.GPT(text.vocabulary, hidden=32, layers=2, heads=2, sequence=16)
     save_every = whole_number("save_every", save_every, 0)
-    memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="tiledask-failures-", dir=memory) as folder:
         run = Path(folder) / "run"
         saved: dict[str, Any] = {"folder": run, "save_every": save_every} if save_every else {}
