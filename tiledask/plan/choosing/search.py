@@ -310,7 +310,7 @@ def considered(
         runs = np.isin(columns["zero" if name == BESIDE else name], values)
         runs |= idle.get(name, False)  # where that field does nothing
         columns = {each: column[runs] for each, column in columns.items()}
-        if not runs.all():
+        if named and not runs.all():
             words = f"{named.framework} runs {name} {' or '.join(map(str, values))}"
             left_out[words] = int((~runs).sum())
     return (model, cluster, batch, recipe, sequence), assumed, columns, left_out
