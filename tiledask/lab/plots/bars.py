@@ -240,7 +240,8 @@ def _words(part: str, seconds: float, share: float, per: int | None) -> tuple[st
     time = f"{seconds:.2f} s" if 1 <= seconds < 10 else format_seconds(seconds)
     percent = f"{100 * share:.0f} %"
     short = percent if per is None else f"{seconds:.1f} s" if seconds >= 0.1 else time
-    return f"{part}\n{time}, {percent}", f"{part}\n{time}\n{percent}", f"{part}\n{short}", short
+    both = f"{part}\n{time}"
+    return f"{both}, {percent}", f"{both}\n{percent}", f"{part}\n{short}", part, short
 
 
 # -- curves ----------------------------------------------------------------------------------------

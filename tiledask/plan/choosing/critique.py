@@ -183,13 +183,12 @@ def _lines(fit: Fit) -> Iterator[tuple[str, bool, str]]:
     if layout.pp > 1:
         layers = fit.memory.model.layers
         counts = [layout.stage_layers(stage, layers) for stage in range(layout.pp)]
-        ratio = max(counts) * len(counts) / sum(counts)
-        fullest = f"the fullest of {len(counts)} stages has {max(counts)} layers, {ratio:.3g} times"
-        why = f"{fullest} the mean of {sum(counts)}/{len(counts)}; above 1.1 is a fault"
-        yield "balance", ratio <= 1.1, why
+        mean = sum(counts) / len(counts)
+        why = f"the fullest of {len(counts)} stages has {max(counts)} layers, the mean"
+        why += f" is {mean:.4g}; above 1.1 times the mean is a fault"
+        yield "balance", max(counts) <= 1.1 * mean, why
     if layout.recompute != "none":
         share = f"{100 * step.recompute / total:.1f} % of a step computes activations again"
         yield "recomputation", True, f"{share} ({layout.recompute})"
-    work = f"MFU {100 * step.mfu:.1f} %: {step.flops:.3g} FLOP in {format_seconds(total)}"
-    where = f"on {layout.devices} x {cluster.device.name}; below 30 % is a fault"
-    yield "utilisation", step.mfu >= 0.3, f"{work} {where}"
+    work = f"MFU {100 * step.mfu:.1f} % on {layout.devices} x {cluster.device.name}"
+    yield "utilisation", step.mfu >= 0.3, f"{work}; below 30 % is a fault"
