@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from oracles import closed_convolutions as P
 from oracles.gradients import draw
@@ -97,25 +97,6 @@ def check_conv(x, w, b, rows, run=run_threads, **options):
     return done
 
 
-@pytest.mark.parametrize(
-    ("rows", "size", "options"),
-    [
-        (even(11, 4), 3, {"padding": 1}),
-        (even(11, 4), (2, 3), {"stride": 2, "padding": ((1, 0), (0, 2))}),
-        (even(12, 4), 3, {"dilation": 2, "padding": 2}),
-        (even(3, 4), 3, {"padding": 1}),  # a rank without rows
-        ((4, 0, 5, 0), 3, {"padding": 1}),
-        ((2, 2), 1, {"stride": 4, "padding": 3}),  # windows of padding alone, ranks without output
-        ((4, 4, 4), 4, {"stride": 4}),  # no halo
-        ((7,), 3, {"padding": 1}),
-    ],
-)
-def test_rows(rows, size, options):
-    size = (size, size) if isinstance(size, int) else size
-    x, w, b = draw((2, 4, sum(rows), 7), (6, 4, *size), (6,))
-    check_conv(x, w, b, rows, **options)
-
-
 def test_11_rows_on_4_ranks_lend_one_row_each_way():
     """2 floor(k/2) n c w elements between two neighbours; an exchange, a sum, and dw's."""
     n, c, w, k = 2, 3, 5, 3
@@ -128,20 +109,24 @@ def test_11_rows_on_4_ranks_lend_one_row_each_way():
 
 @settings(max_examples=30, deadline=None)
 @given(
-    rows=st.lists(st.integers(0, 5), min_size=1, max_size=5),
-    size=st.integers(1, 4),
-    stride=st.integers(1, 3),
-    dilation=st.integers(1, 2),
-    above=st.integers(0, 3),
-    below=st.integers(0, 3),
+    st.lists(st.integers(0, 5), min_size=1, max_size=5),
+    *(st.integers(1, 4), st.integers(1, 3), st.integers(1, 2)),
+    *(st.integers(0, 3), st.integers(0, 3), st.booleans()),
 )
-def test_any_rows_and_any_windows(rows, size, stride, dilation, above, below):
+@example(even(11, 4), 2, 2, 1, 1, 0, True)
+@example(even(12, 4), 3, 1, 2, 2, 2, True)
+@example(even(3, 4), 3, 1, 1, 1, 1, True)  # a rank without rows
+@example((4, 0, 5, 0), 3, 1, 1, 1, 1, False)
+@example((2, 2), 1, 4, 1, 3, 3, True)  # windows of padding alone, ranks without output
+@example((4, 4, 4), 4, 4, 1, 0, 0, True)  # no halo
+@example((7,), 3, 1, 1, 1, 1, False)
+def test_any_rows_and_any_windows(rows, size, stride, dilation, above, below, bias):
     """However thin the shards are: rows are borrowed from whoever has them."""
     assume(sum(rows) and (size - 1) * dilation + 1 <= sum(rows) + above + below)
-    x, w, b = draw((1, 2, sum(rows), 3), (2, 2, size, 2), (2,))
-    padding = ((above, below), (0, 0))
-    options = {"stride": (stride, 1), "dilation": (dilation, 1), "padding": padding}
-    check_conv(x, w, b, tuple(rows), **options)
+    x, w, b = draw((2, 2, sum(rows), 3), (3, 2, size, 2), (3,))
+    padding = ((above, below), (1, 0))
+    options = {"stride": (stride, 2), "dilation": (dilation, 1), "padding": padding}
+    check_conv(x, w, b if bias else None, tuple(rows), **options)
 
 
 @settings(max_examples=80, deadline=None)

@@ -11,10 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
+from tiledask.distributed.cluster.clocks import now
+from tiledask.distributed.ranks import threads
 from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.ranks.rounds import all_reduced, rank_rounds
 from tiledask.distributed.ranks.run import TRANSPORTS
 from tiledask.distributed.ranks.threads import run_threads
+from tiledask.distributed.transport.transport import driven
 from tiledask.errors import CollectiveError
+from tiledask.tile.backend import probe, to_numpy
 
 MESHES = (1,), (2,), (3,), (2, 2), (9,)
 """Alone, a pair, direct, groups along axes, and more ranks than go directly."""
@@ -33,15 +38,15 @@ def array(rank, shape, dtype):
 
 
 def everything(rank, case, checked=False):
-    """All kinds of collectives."""
-    shape, dtype, dim, op, keep = case
-    g, x = group_of(rank, checked, 0), array(rank.index, shape, dtype)
+    """All kinds of collectives, on the rank's device."""
+    shape, dtype, algorithm, op, keep = case
+    g, x = group_of(rank, checked, 0), rank.on_device(array(rank.index, shape, dtype))
     n, rows = g.size, [r % 3 for r in range(g.size)]
-    whole = array(rank.index, (sum(rows), 2), dtype)
-    how = {"keep": keep}
+    whole = rank.on_device(array(rank.index, (sum(rows), 2), dtype))
+    how = {"keep": keep, "algorithm": algorithm}
     with rank.step(3), rank.label("layer"):
         made = [g.all_reduce(x, op, label="sum", **how)]
-        made.append(g.all_gather(x, dim, label="gather", **how))
+        made.append(g.all_gather(x, -1, label="gather", **how))
         how |= {"extents": rows}
         made.append(g.reduce_scatter(whole, 0, op, label="scatter", **how))
         halo = {"dim": 0, "before": 1, "after": 1, "extents": rows, "label": "halo"}
@@ -55,22 +60,26 @@ def everything(rank, case, checked=False):
         if n > 1:
             g.send(x, (g.rank + 1) % n, label="shift", keep=keep)
             made.append(g.recv((g.rank - 1) % n, label="shift"))
-    return made
+    return [to_numpy(each) for each in made]
 
 
 def bits(results):
     return [[(a.dtype, a.shape, a.tobytes()) for a in mine] for mine in results]
 
 
-def facts(records):
-    """All but how long it took."""
-    return [r._replace(begin=0.0, end=0.0) for r in records]
+def assert_as(done, reference):
+    """The same bits, bytes and records, whose bytes are those predicted; but for the time."""
+    assert bits(done.results) == bits(reference.results)
+    records = [[r._replace(begin=0.0, end=0.0) for r in each.records] for each in (done, reference)]
+    assert records[0] == records[1]
+    assert done.traffic == reference.traffic
+    assert len(done.records.mismatches) == 0
 
 
 CASES = st.tuples(
     st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple),
     st.sampled_from(DTYPES),
-    st.just(0),
+    st.sampled_from([None, "ring", "tree", "direct"]),
     st.sampled_from(["sum", "max", "min"]),
     st.booleans(),
 )
@@ -78,19 +87,16 @@ CASES = st.tuples(
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(MESHES), CASES)
-@example((9,), ((5, 3), "float16", 1, "sum", True))
-@example((3,), ((50_000,), "float64", 0, "sum", True))
-@example((3,), ((0, 4), "bfloat16", 1, "sum", False))
-@example((2, 2), ((300, 300), "float32", 1, "sum", False))
+@example((9,), ((5, 3), "float16", None, "sum", True))
+@example((3,), ((50_000,), "float64", "tree", "sum", True))
+@example((3,), ((0, 4), "bfloat16", None, "sum", False))
+@example((2, 2), ((300, 300), "float32", "ring", "sum", False))
 def test_bits_bytes_and_records_of_a_group(mesh, case):
     if case[1] == "complex128":
         case = (*case[:3], "sum", case[4])
     done = run_threads(everything, mesh, case, timeout=240)
     reference = run_threads(everything, mesh, case, True, timeout=240)
-    assert bits(done.results) == bits(reference.results)
-    assert facts(done.records) == facts(reference.records)
-    assert done.traffic == reference.traffic
-    assert len(done.records.mismatches) == 0
+    assert_as(done, reference)
     assert all(r.begin <= r.end for r in done.records)
 
 
@@ -111,18 +117,12 @@ def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
 
     assert run_threads(program, 2, True).results == [None, True]
     assert run_threads(program, 2, False).results == [None, False]
-
-    def summed(rank):
-        g, kept = group_of(rank, False), []
-        for make in (g.all_reduce, g.all_gather, lambda x: g.reduce_scatter(x, extents=[4, 4])):
-            x = np.ones(8)
-            kept.append(make(x))
-            x += 100 * rank.index
-            kept[-1] += rank.index
-        return [k.tolist() for k in kept]
-
-    for r, kept in enumerate(run_threads(summed, 2).results):
-        assert kept == [[2.0 + r] * 8, [1.0 + r] * 16, [2.0 + r] * 4]
+    for keep in (True, False):  # others may read a sum when its owner has changed the result
+        rounds, sent = rank_rounds("all_reduce", "direct", 2, 0, counts=(2, 2)), []
+        steps = all_reduced(rounds, np.ones(4), (2, 2), 0, np.add, keep)
+        made = driven(steps, lambda out, *_: sent.extend(out) or [[np.ones(2)]])  # noqa: B023
+        assert made[:2].tolist() == [2.0, 2.0]
+        assert np.shares_memory(made, sent[1][1][0]) is keep
 
 
 # -- ranks that are gone --------------------------------------------------------------------------
@@ -153,15 +153,30 @@ def test_a_rank_that_raises_or_returns_is_named_with_what_waits_for_it():
         assert words in str(caught.value)
 
 
+# -- elsewhere ------------------------------------------------------------------------------------
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("way", TRANSPORTS)
-@pytest.mark.parametrize("keep", [False, True])
-def test_on_workers_as_on_threads(cluster, way, keep):
+@pytest.mark.parametrize("checked", [False, True])
+def test_on_workers_as_on_threads(cluster, way, checked):
     """Large enough to be read from their owners' memory, too."""
-    for shape in ((7, 5), (300, 400)):
-        case = shape, "float32", 1, "sum", keep
-        done = td.run_ranks(everything, td.Mesh(cluster, (4,)), case, transport=way, timeout=240)
-        reference = run_threads(everything, 4, case, True)
-        assert bits(done.results) == bits(reference.results)
-        assert facts(done.records) == facts(reference.records)
-        assert done.traffic == reference.traffic
+    for shape, dtype in (((7, 5), "bfloat16"), ((300, 400), "float32")):
+        case, mesh = (shape, dtype, None, "sum", not checked), td.Mesh(cluster, (4,))
+        done = td.run_ranks(everything, mesh, case, checked, transport=way, timeout=240)
+        assert_as(done, run_threads(everything, 4, case, checked))
+        begun = [r.begin for r in done.records]
+        assert max(begun) - min(begun) < 60.0
+        assert abs(max(begun) - now()) < 60.0  # one clock, that of the day
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32"])
+def test_arrays_of_one_gpu_give_the_same_bits(dtype, monkeypatch):
+    """Through host memory and back."""
+    if not probe().usable:
+        pytest.skip(f"no usable GPU: {probe().reason}")
+    case, ran = ((7, 5), dtype, None, "sum", False), threads.ran
+    reference = run_threads(everything, 3, case, True)
+    monkeypatch.setattr(threads, "ran", lambda *given: ran(*given[:3], "cupy", *given[4:]))
+    assert_as(run_threads(everything, 3, case, True, timeout=240), reference)

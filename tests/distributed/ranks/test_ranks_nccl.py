@@ -1,22 +1,38 @@
-"""Collectives from GPU to GPU: who takes them, what one real GPU can show, and what two can."""
+"""Sums from GPU to GPU: who takes them, how ranks meet, what one GPU can show, and what two can.
 
+Holds `tiledask.distributed.ranks.nccl` and `tiledask.tile.nccl`.
+"""
+
+import threading
 import time
-from contextlib import contextmanager
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracles.device_programs import add_ones, assert_same, everything, host, own, own_by_ring
 
 import tiledask as td
-from tiledask.distributed.ranks import rounds, run, threads
+from tiledask.distributed.ranks import nccl, run
+from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import CollectiveError, ConfigError, KernelError
 from tiledask.tile import backend
 from tiledask.tile import nccl as tile_nccl
 from tiledask.tile.backend import as_dtype, probe, to_numpy
 from tiledask.tile.nccl import Place, why_not
+
+
+def sums(rank, algorithm, dtype="float32"):
+    """Sums by an algorithm, and something that NCCL does not carry."""
+    g, n = rank.group(), rank.ranks
+    whole = np.random.default_rng(rank.index).integers(-9, 9, (2 * n, 3, n))
+    x = rank.on_device(whole.astype(as_dtype(dtype)))
+    made = [g.all_reduce(x, op, algorithm=algorithm) for op in ("sum", "max", "min")]
+    return [to_numpy(each) for each in (*made, g.all_gather(x))]
+
+
+def bits(results):
+    return [[(a.dtype, a.shape, a.tobytes()) for a in mine] for mine in results]
+
 
 # -- where it is used ----------------------------------------------------------------------------
 
@@ -58,60 +74,93 @@ def test_who_takes_nccl():
         run._places(machine_of(shared), range(3), "nccl", 1.0)
 
 
+# -- how ranks meet ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """What makes a program's rank sum arrays in host memory where NCCL would those of GPUs."""
+    monkeypatch.setattr(tile_nccl, "on_gpu", lambda x: True)
+    monkeypatch.setattr(tile_nccl, "empty", np.empty)
+    there, all_came = {}, threading.Barrier(3)
+
+    class StandIn:
+        def open(self, exchange):
+            assert nccl.meet(exchange, lambda: b"an id") == b"an id"
+
+        def all_reduce(self, exchange, x, out, op):
+            there[exchange.me] = x
+            all_came.wait(60)
+            out[...] = sum(there.values())
+            all_came.wait(60)
+
+    return lambda rank: setattr(rank.transport, "devices", StandIn())
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_sum_by_nccl_has_the_bytes_of_a_ring_and_the_messages_of_a_meeting(stand_in, checked):
+    def program(rank):
+        stand_in(rank)
+        g = rank.group() if checked else Group(rank, (0,), (0, 1, 2), stream="")
+        x = np.arange(7.0) + rank.index
+        made = g.all_reduce(x, algorithm="nccl"), g.all_reduce(x, algorithm="ring")
+        return [each.tolist() for each in made]
+
+    done = run_threads(program, 3, timeout=240)
+    assert done.results == [[[3.0 * k + 3 for k in range(7)]] * 2] * 3
+    by_nccl, by_ring = (done.records.where(algorithm=name) for name in ("nccl", "ring"))
+    moved = [[(r.sent, r.received) for r in each] for each in (by_nccl, by_ring)]
+    assert moved[0] == moved[1]
+    assert [r.messages for r in by_nccl] == [r.predicted.messages for r in by_nccl] == [2, 1, 1]
+    assert [r.counted for r in by_nccl] == [None] * 3
+    assert len(done.records.mismatches) == 0
+    assert "computed, not counted" in repr(done.records)
+    assert done.traffic.count == sum(r.messages for r in done.records)
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        (lambda g, x: g.all_gather(x), "another kind of collective"),
+        (lambda g, x: g.all_reduce(x[:2], algorithm="nccl"), "shape"),
+        (lambda g, x: g.all_reduce(x, algorithm="ring"), "algorithm"),
+    ],
+)
+def test_ranks_that_disagree_do_so_before_nccl(stand_in, other, word):
+    def program(rank):
+        stand_in(rank)
+        g, x = rank.group(), np.ones(8)
+        other(g, x) if rank.index == 1 else g.all_reduce(x, algorithm="nccl")
+
+    with pytest.raises(CollectiveError, match=word):
+        run_threads(program, 3, timeout=240)
+
+
 def meets(rank, calls):
-    """All ranks meet as before NCCL, by the messages of a real run; how long that takes."""
-    g = rank.group()
-    begun = time.perf_counter()
+    """What number 0 brings, at each of ``calls``."""
+    told = []
     for call in range(calls):
-        with g.call("barrier", None, {"algorithm": "direct"}) as exchange:
-            told = exchange.port.meet(exchange.call, lambda call=call: ("id", call))
-            exchange.carry(rounds.through(exchange.rounds(), {}))
-            exchange.terms = (0,) * g.size, 1
-        assert told == ("id", call)
-    return (time.perf_counter() - begun) / calls
+        with rank.group().call("barrier", None, {}) as exchange:
+            told.append(nccl.meet(exchange, lambda call=call: b"id %d" % call))
+            exchange.terms = (0,) * rank.ranks, 1
+    return told
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("way", run.TRANSPORTS)
-def test_signals_go_the_way_of_letters_and_are_not_counted(cluster, way):
+def test_ranks_meet_by_the_messages_of_a_real_run(cluster, way):
     done = td.run_ranks(meets, td.Mesh(cluster, (4,)), 5, transport=way, timeout=240)
-    assert len(done.records.mismatches) == 0
-    assert done.traffic.count == 5 * 4 * 3  # the barrier's messages
+    assert done.results == [[b"id %d" % call for call in range(5)]] * 4
+    assert done.traffic.count == 5 * 2 * 3
 
 
 @pytest.mark.cluster
 def test_workers_without_gpus_say_so(cluster):
     with pytest.raises(ConfigError, match="NCCL needs GPU workers, and these compute on CPUs"):
-        td.run_ranks(add_ones, td.Mesh(cluster, (2,)), transport="nccl")
+        td.run_ranks(sums, td.Mesh(cluster, (2,)), None, transport="nccl")
 
 
 # -- one GPU -------------------------------------------------------------------------------------
-
-
-@contextmanager
-def ranks_on_one_gpu():
-    """Ranks on threads have arrays of the GPU."""
-    ran = threads.ran
-
-    def on_gpu(program, shape, transport, _backend, args):
-        return ran(program, shape, transport, "cupy", args)
-
-    with patch.object(threads, "ran", on_gpu):
-        yield
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32"])
-def test_arrays_of_one_gpu_give_the_same_bits(dtype):
-    """Through host memory and back."""
-    if not probe().usable:
-        pytest.skip(f"no usable GPU: {probe().reason}")
-    with ranks_on_one_gpu():
-        done = run_threads(everything, 3, dtype, timeout=240)
-    reference = run_threads(everything, 3, dtype)
-    assert_same(done.results, reference.results)
-    assert len(done.records.mismatches) == 0
-    assert done.traffic == reference.traffic
 
 
 @pytest.mark.gpu
@@ -158,28 +207,16 @@ def gpu_cluster():
         yield started
 
 
-def _to_host(rank, program, *args):
-    return host(program(rank, *args))
-
-
 @pytest.mark.gpu
 @pytest.mark.cluster
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int32"])
-def test_real_gpus_as_in_host_memory(gpu_cluster, dtype):
+@pytest.mark.parametrize("algorithm", ["nccl", "ring", None])
+def test_real_gpus_as_in_host_memory(gpu_cluster, algorithm, dtype):
+    """Small integers, whose sums are the same in any order."""
     mesh = td.Mesh(gpu_cluster, (gpu_cluster.slots,))
-    done = td.run_ranks(_to_host, mesh, everything, dtype, transport="nccl", timeout=240)
-    reference = run_threads(everything, mesh.ranks, dtype)
-    assert_same(done.results, reference.results)
+    done = td.run_ranks(sums, mesh, algorithm, dtype, transport="nccl", timeout=240)
+    assert bits(done.results) == bits(run_threads(sums, mesh.ranks, "ring", dtype).results)
     assert len(done.records.mismatches) == 0
-    assert done.traffic == reference.traffic
-
-
-@pytest.mark.gpu
-@pytest.mark.cluster
-def test_real_gpus_by_nccls_own(gpu_cluster):
-    mesh = td.Mesh(gpu_cluster, (gpu_cluster.slots,))
-    done = td.run_ranks(_to_host, mesh, own, transport="nccl", timeout=240)
-    assert_same(done.results, run_threads(own_by_ring, mesh.ranks).results)
 
 
 @pytest.mark.gpu
@@ -192,5 +229,5 @@ def test_real_gpus_that_disagree(gpu_cluster):
     mesh = td.Mesh(gpu_cluster, (gpu_cluster.slots,))
     with pytest.raises(CollectiveError, match="another kind of collective"):
         td.run_ranks(program, mesh, transport="nccl", timeout=240)
-    done = td.run_ranks(add_ones, mesh, transport="nccl", timeout=240)
-    assert done.results == [[float(mesh.ranks)] * 3] * mesh.ranks
+    done = td.run_ranks(sums, mesh, None, transport="nccl", timeout=240)
+    assert bits(done.results) == bits(run_threads(sums, mesh.ranks, "ring").results)

@@ -1,10 +1,12 @@
-"""Feed-forward, attention, norms, embedding and loss over ranks: as on one device; as planned.
+"""Feed-forward, attention, decoder blocks, embedding and loss over ranks: as on one device, and
+as planned.
 
 Holds `tiledask.distributed.tensor.layers`.
 """
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from oracles import closed_layers as plan
 from oracles.closed_layers import Stream
 from oracles.gradients import draw, inner
+from oracles.single_gpt import block, block_grad
 from oracles.tensor_cases import LIES, RANKS, B, S, check, spread
 
 from tiledask.distributed import tensor as T
@@ -24,33 +27,61 @@ H = 6
 
 
 class Layer(NamedTuple):
-    """A layer with weights, and what is passed beside x and them."""
+    """A layer with weights: its layout and calls, and (forward, backward) on one device and over
+    ranks."""
 
-    name: str
     parameters: dict
-    args: tuple
     layout: Callable
     planned: Callable
+    one: tuple
+    over: tuple
+
+
+def both(module, name, *args):
+    forward = getattr(module, name)
+    return lambda *given, **how: forward(*given, *args, **how), getattr(module, f"{name}_grad")
 
 
 def feed_forward(kind, width):
-    if kind in tile.ACTIVATIONS:
-        made, layout = tile.mlp_parameters(H, width), partial(T.mlp_layout, width)
-        return Layer("mlp", made, (kind,), layout, plan.mlp)
-    made = tile.swiglu_mlp_parameters(H, width, kind == "fused", bias=True)
-    planned = partial(plan.swiglu_mlp, fused=kind == "fused")
-    return Layer("swiglu_mlp", made, (), partial(T.mlp_layout, width), planned)
+    made, planned, name, args = tile.mlp_parameters(H, width), plan.mlp, "mlp", (kind,)
+    if kind not in tile.ACTIVATIONS:
+        made = tile.swiglu_mlp_parameters(H, width, kind == "fused", bias=True)
+        planned, name, args = partial(plan.swiglu_mlp, fused=kind == "fused"), "swiglu_mlp", ()
+    layout = partial(T.mlp_layout, width)
+    return Layer(made, layout, planned, both(tile, name, *args), both(T, name, *args))
 
 
 def attention(query, kv, width, fused, rotary=True):
     heads = tile.Heads(query, kv, width)
     angles = tile.rotary_angles(np.arange(S), width, dtype="float64") if rotary else None
     return Layer(
-        "self_attention",
         tile.self_attention_parameters(H, heads, fused, bias=True),
-        (heads, angles),
         partial(T.attention_layout, heads),
         lambda x: plan.self_attention(x, query, kv, width, fused=fused, bias=True),
+        *(both(module, "self_attention", heads, angles) for module in (tile, T)),
+    )
+
+
+def decoder_block(gated, fused):
+    attends, feeds = attention(4, 2, 4, fused), feed_forward("fused" if fused else "apart", 11)
+    if not gated:
+        feeds = Layer(tile.mlp_parameters(H, 11, bias=True), *feeds[1:])
+    kinds, heads = "w" if gated else "wb", tile.Heads(4, 2, 4)
+    made = {f"norm_{i}.{kind}": tile.Parameter((H,)) for i in (1, 2) for kind in kinds}
+    for name, layer in (("attention", attends), ("mlp", feeds)):
+        made |= {f"{name}.{n}": p for n, p in layer.parameters.items()}
+    angles = tile.rotary_angles(np.arange(S), 4, dtype="float64")
+    how = {"fused": fused, "gated": gated, "norm_bias": not gated, "bias": True}
+
+    def over(group, x, w, regather):
+        return T.decoder_block(group, x, w, T.DecoderBlock(heads, gated, regather), angles)
+
+    return Layer(
+        made,
+        lambda t: T.block_layout(heads, 11, t),
+        lambda x: plan.decoder_block(x, 4, 2, 4, **how),
+        (lambda x, w: block(gated, x, w, heads, angles), partial(block_grad, gated)),
+        (over, partial(T.decoder_block_grad, block=None)),
     )
 
 
@@ -61,20 +92,23 @@ LAYERS = {f"{kind} {n}": feed_forward(kind, n) for kind in KINDS for n in (16, 1
 LAYERS |= {f"heads {each}": attention(*each, True) for each in HEADS}
 LAYERS |= {f"heads {each} apart": attention(*each, False) for each in HEADS}
 LAYERS |= {"no positions": attention(10, 5, 2, True, rotary=False)}
+LAYERS |= {f"block {each}": decoder_block(*each) for each in product((False, True), repeat=2)}
 
 
 def check_layer(layer, t, sequence=False, regather=False):
-    shapes = [p.shape for p in layer.parameters.values()]
-    whole = dict(zip(layer.parameters, (w / 2 for w in draw(*shapes)), strict=True))
+    arrays = draw(*(p.shape for p in layer.parameters.values()))
+    named = zip(layer.parameters, arrays, strict=True)
+    whole = {name: w / 2 + name.startswith("norm") for name, w in named}
     x, dy = draw((B, S, H), (B, S, H), seed=9)
-    y, kept = getattr(tile, layer.name)(x, whole, *layer.args)
-    dx, grads = getattr(tile, f"{layer.name}_grad")(dy, kept, whole)
+    (one, one_grad), (over, over_grad) = layer.one, layer.over
+    y, kept = one(x, whole)
+    dx, grads = one_grad(dy, kept, whole)
 
     def program(group):
         mine = T.shard_weights(group, whole, layer.layout(t))
         x_in, dy_in = (spread(group, each, sequence) for each in (x, dy))
-        y, kept = getattr(T, layer.name)(group, x_in, mine, *layer.args, regather=regather)
-        dx, found = getattr(T, f"{layer.name}_grad")(group, dy_in, kept, mine)
+        y, kept = over(group, x_in, mine, regather=regather)
+        dx, found = over_grad(group, dy_in, kept, mine)
         assert y.placement == dx.placement == x_in.placement
         assert {n: w.shards for n, w in found.items()} == {n: w.shards for n, w in mine.items()}
         return {"y": y, "dx": dx, **found}
@@ -83,7 +117,7 @@ def check_layer(layer, t, sequence=False, regather=False):
     return check(t, program, {"y": y, "dx": dx, **grads}, planned)
 
 
-@pytest.mark.few(50)
+@pytest.mark.few(60)
 @pytest.mark.parametrize(("sequence", "regather"), LIES)
 @pytest.mark.parametrize("t", RANKS)
 @pytest.mark.parametrize("name", LAYERS)

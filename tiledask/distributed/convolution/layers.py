@@ -12,7 +12,6 @@ Ranks without a channel or a row take part with empty arrays. Which rank makes w
 plan/collectives/rows.py. Each is a program of one layer, as those of `td.tensor`.
 """
 
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -82,17 +81,13 @@ def _conv2d(group: Group, given: tuple[Placed], of: Weights, laid: Windows) -> L
         _, held = x.split
         if not held.in_a_row:
             refuse("conv2d", f"ranks have rows one behind the other, got shards of {held}")
-        ends = laid.size[0], laid.stride[0], laid.padding[0], laid.dilation[0]
-        options["split"] = split_rows(held.counts, *ends)
-        shards = _shards(options["split"].out)
+        rows = laid.size[0], laid.stride[0], laid.padding[0], laid.dilation[0]
+        options["split"] = split_rows(held.counts, *rows)
+        out = options["split"].out
+        ends = pairwise(ends_of(out))
+        shards = Shards(sum(out), tuple((at,) if at[0] < at[1] else () for at in ends))
     else:
         _, shards = of["w"].split
     shape = x.shape[0], of["w"].shape[0], *laid.out((x.shape[2], x.shape[3]))
     y = Placed.of(None, Shard(ROWS if in_rows else CHANNELS), shape, shards)
     return LayerRule("conv", y, options, "conv2d")
-
-
-@lru_cache(256)
-def _shards(rows: tuple[int, ...]) -> Shards:
-    ends = pairwise(ends_of(rows))
-    return Shards(sum(rows), tuple((at,) if at[0] < at[1] else () for at in ends))

@@ -10,8 +10,7 @@ it, sent, and the result is copied back; but where every rank has a GPU of its o
 (nccl.py) an all_reduce is NCCL's own, unless an algorithm is named.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -25,8 +24,7 @@ from tiledask.distributed.ranks.rounds import (
     cut,
     in_host_memory,
     joined,
-    reduced,
-    same,
+    operation,
     through,
 )
 from tiledask.errors import ConfigError, PlacementError
@@ -62,8 +60,7 @@ class Group:
     on all ranks and in every run: see rounds.py for the order of summation. What a call
     returns belongs to the caller, and arrays that were passed may be changed as soon as it returns.
 
-    All collectives take the options of `How`. Between GPUs none begins before all ranks of the
-    group have called it.
+    All collectives take the options of `How`.
 
     Ranks that do not call the same raise CollectiveError, which names both calls. Not those of a
     ``stream`` of a checked program, which call the same: there what comes would be wrong, or the
@@ -85,11 +82,6 @@ class Group:
         self.bound: dict[Any, Any] = {}
         """What layers have bound to it, by what they are (tensor/run_layer.py)."""
         self._calls = 0
-
-    def label(self, text: str) -> AbstractContextManager[None]:
-        """Collectives inside the block carry ``text``, as `Rank.label` does it."""
-        labelled: AbstractContextManager[None] = self.owner.label(text)
-        return labelled
 
     def among(self, numbers: Sequence[int]) -> "Group":
         """The group of these of its ranks, this one included; the group itself for all of them.
@@ -122,13 +114,15 @@ class Group:
         if self._alone:
             return x if how.get("keep") else x.copy()
         if how.get("algorithm") is None and self.owner.transport.devices is not None and on_gpu(x):
-            how["algorithm"] = NCCL if self.size > 1 and x.dtype.name in REDUCES else None
-        host, back = self._brought(x, how.get("algorithm"))
+            how["algorithm"] = NCCL if x.dtype.name in REDUCES else None
+        if how.get("algorithm") == NCCL and self.size > 1:
+            with self.call("all_reduce", x, how, op=op) as exchange:
+                return nccl.all_reduce(exchange, x, op)
+        host, back = in_host_memory(x)
         with self.call("all_reduce", host, how, op=op) as exchange:
-            if exchange.algorithm == NCCL:
-                return nccl.all_reduce(exchange, host, op)
-            plan = exchange.reduction(even(host.size, self.size), host.dtype, op)
-            host = exchange.carry(all_reduced(plan, host, self._lends(how)))
+            counts, operate, keep = even(host.size, self.size), operation(op), self._lends(how)
+            rounds, exchange.terms = exchange.rounds(0, counts), (counts, host.dtype.itemsize)
+            host = exchange.carry(all_reduced(rounds, host, counts, self.rank, operate, keep))
         return back(host)
 
     def reduce_scatter(
@@ -151,14 +145,14 @@ class Group:
         """
         if self._alone:
             return x if how.get("keep") else x.copy()
-        host, back = self._brought(x)
+        host, back = in_host_memory(x)
         dim, extents = _dim(host, dim), self._extents(host, dim, extents)
         agreed: dict[str, Any] = {"op": op, "dim": dim, "extents": extents}
         with self.call("reduce_scatter", host, how, **agreed) as exchange:
             parts = cut(host, dim, extents)
             counts = tuple(part.size for part in parts.values())
-            plan = exchange.reduction(counts, host.dtype, op)
-            held = exchange.carry(reduced(plan, parts, self._lends(how)))
+            rounds, exchange.terms = exchange.rounds(0, counts), (counts, host.dtype.itemsize)
+            held = exchange.carry(through(rounds, parts, self._lends(how), operation(op)))
             host = held[self.rank] if self.size > 1 else host.copy()
         return back(host)
 
@@ -167,12 +161,13 @@ class Group:
 
         ``op`` as for `all_reduce`. The adjoint of `broadcast`.
         """
-        host, back = self._brought(x)
+        host, back = in_host_memory(x)
         with self.call("reduce", host, how, op=op, root=root) as exchange:
             counts = even(host.size, self.size)
-            plan = exchange.reduction(counts, host.dtype, op, root)
-            parts = cut(host.reshape(-1), 0, counts)
-            host = joined(exchange.carry(reduced(plan, parts)), host.shape)
+            exchange.terms = counts, host.dtype.itemsize, root
+            parts, rounds = cut(host.reshape(-1), 0, counts), exchange.rounds(root, counts)
+            held = exchange.carry(through(rounds, parts, operate=operation(op)))
+            host = joined(held, host.shape)
         return back(host) if self.rank == root else None
 
     # -- gathering and scattering -------------------------------------------------------------
@@ -188,7 +183,7 @@ class Group:
         """
         if self._alone:
             return x if how.get("keep") else x.copy()
-        host, back = self._brought(x)
+        host, back = in_host_memory(x)
         dim = _dim(host, dim)
         # along ``dim`` every rank may have another extent
         shape = (*host.shape[:dim], "any", *host.shape[dim + 1 :])
@@ -220,7 +215,7 @@ class Group:
         >>> run_threads(swap, 3).results
         [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
         """
-        host, back = self._brought(x)
+        host, back = in_host_memory(x)
         split_dim, concat_dim = _dim(host, split_dim), _dim(host, concat_dim)
         parts = cut(host, split_dim, self._extents(host, split_dim, extents))
         n, me = self.size, self.rank
@@ -239,7 +234,7 @@ class Group:
 
         The adjoint of `reduce`.
         """
-        host, back = self._brought(x)
+        host, back = in_host_memory(x)
         with self.call("broadcast", host, how, root=root) as exchange:
             counts = even(host.size, self.size)
             held = cut(host.reshape(-1), 0, counts) if self.rank == root else {}
@@ -271,7 +266,7 @@ class Group:
         >>> run_threads(wider, 3).results
         [[0, 1, 2], [1, 2, 3, 4], [3, 4, 5]]
         """
-        host, back = self._brought(x)
+        host, back = in_host_memory(x)
         return back(halos.widened(self, host, (_dim(host, dim), before, after, (*extents,)), how))
 
     def halo_reduce(
@@ -281,12 +276,12 @@ class Group:
 
         The adjoint of `halo_exchange`, with its arguments. Sums: own first, then by rank.
         """
-        host, back = self._brought(y)
+        host, back = in_host_memory(y)
         return back(halos.folded(self, host, (_dim(host, dim), before, after, (*extents,)), how))
 
     def send(self, x: Any, to: int, **how: Unpack[How]) -> None:
         """Send ``x`` to the group's rank ``to``, which calls `recv`. Does not wait for it."""
-        host, _ = self._brought(x)
+        host, _ = in_host_memory(x)
         with self.call("send", host, how, other=to) as exchange:
             there = exchange.members.index(self.members[to])
             exchange.swap([(there, [host])], (), self._lends(how))
@@ -325,12 +320,6 @@ class Group:
         """Whether others may have what is passed itself, and no copy."""
         return how.get("keep", False) and not self.checked
 
-    def _brought(self, x: Any, algorithm: str | None = None) -> tuple[Any, Callable[[Any], Any]]:
-        """(``x`` where its collective takes it from, what takes a result to where ``x`` was)."""
-        if algorithm == NCCL and self.size > 1:
-            return x, same
-        return (x, same) if type(x) is np.ndarray and not x.dtype.hasobject else in_host_memory(x)
-
     def call(
         self, kind: str, array: Any, how: How, other: int | None = None, **agreed: Any
     ) -> Exchange:
@@ -341,13 +330,22 @@ class Group:
         owner = self.owner
         label = "/".join(filter(None, (owner.here, how.get("label"))))
         members, stream, number = self.members, self._stream, 0
-        algorithm = self._algorithm(kind, how.get("algorithm"), array) if kind in KINDS else ""
+        algorithm = (how.get("algorithm") or default(kind, self.size)) if kind in KINDS else ""
+        if algorithm == NCCL:
+            nccl.check(kind, array, owner.transport.devices, self.size)
+            algorithm = NCCL if self.size > 1 else default(kind, 1)
+        elif algorithm and algorithm not in algorithms:
+            raise ConfigError(
+                f"no algorithm {algorithm!r} for {kind}; there are {', '.join(algorithms)}"
+            )
         if not 0 <= agreed.get("root", 0) < self.size:
             raise ConfigError(
                 f"root {agreed['root']} is none of the group's ranks 0..{self.size - 1}; choose one"
             )
+        agrees = self.checked or algorithm == NCCL  # which must never wait for a program
         if other is None:
-            self._calls, number = self._calls + 1, self._calls + 1
+            self._calls += 1
+            number = self._calls if agrees else 0
         else:
             if other == self.rank or not 0 <= other < self.size:
                 raise ConfigError(
@@ -356,27 +354,14 @@ class Group:
                 )
             members = tuple(sorted((members[other], owner.index)))
             stream, agreed = stream and f"{stream}pair", {"shape": None, "dtype": None}
-        call = None
-        if self.checked or algorithm == NCCL:  # NCCL must never wait for a program
+        alike: tuple[tuple[str, Any], ...] = ()
+        if agrees:
             facts: dict[str, Any] = {"algorithm": algorithm or None}
             if array is not None:
                 facts |= {"dtype": name_of(array.dtype), "shape": array.shape}
             alike = tuple([each for each in (facts | agreed).items() if each[1] is not None])
-            call = CollectiveCall(owner.index, kind, members, number, label, alike)
-        port = owner.transport.port(members, stream)
-        return Exchange(self, port, kind, algorithm, array, label, call)
-
-    def _algorithm(self, kind: str, algorithm: str | None, array: Any) -> str:
-        """The one that is named, if there is such a one, or the default."""
-        chosen = algorithm or default(kind, self.size)
-        if chosen == NCCL:
-            nccl.check(kind, array, self.owner.transport.devices, self.size)
-            return NCCL if self.size > 1 else default(kind, 1)
-        if chosen not in algorithms:
-            raise ConfigError(
-                f"no algorithm {chosen!r} for {kind}; there are {', '.join(algorithms)}"
-            )
-        return chosen
+        call = CollectiveCall(owner.index, kind, members, number, label, alike)
+        return Exchange(self, owner.transport.port(members, stream), call, algorithm, array)
 
     def _extents(self, x: np.ndarray, dim: int, extents: Sequence[int] | None) -> tuple[int, ...]:
         if extents is None:

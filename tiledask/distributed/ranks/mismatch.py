@@ -24,8 +24,6 @@ class CollectiveCall(NamedTuple):
     label: str
     same: tuple[tuple[str, Any], ...]
     """(name, value) of what all ranks must agree in."""
-    about: Any = None
-    """What only the sender knows and the others need: the shape of what it brings."""
 
     def __str__(self) -> str:
         which = f" number {self.number} of" if self.number else " among"

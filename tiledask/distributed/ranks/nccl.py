@@ -2,16 +2,16 @@
 
               all meet, by messages     NCCL, until it is done
     rank 0    hear all --.              all_reduce ==.
-    rank 1    signal <---'--->          all_reduce <='
+    rank 1    say so <---'--->          all_reduce <='
 
 NCCL chooses the way itself, so nobody here counts the bytes. A record of such a call has what
 NVIDIA's nccl-tests reckon with (doc/PERFORMANCE.md): those of a ring, and it says that they are
-computed. `Ranks.traffic`, who sent to whom, is without them. Sums are added in NCCL's order: to the
-last bit they need not be those of the other algorithms. Why it cannot hang:
+computed. `Ranks.traffic`, who sent to whom, has only the messages by which ranks met. Sums are in
+NCCL's order: to the last bit they need not be those of the other algorithms. Why it cannot hang:
 
 - Before anything is given to NCCL all ranks of the group have met: they have made the same call.
   So NCCL never waits for a program, only for machines. Ranks that do not call, that call something
-  else or in another order are found by their signals, as by messages without GPUs.
+  else or in another order are found by those messages, as without GPUs.
 - A rank has one operation under way, in one communicator.
 - NCCL is called on a thread that can be left behind, and what the GPU does is asked for, not waited
   for, until the run's deadline. When the run is over communicators are aborted.
@@ -26,15 +26,17 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+import numpy as np
+
 from tiledask.distributed.ranks.exchange import Exchange
-from tiledask.distributed.ranks.rounds import check_op
+from tiledask.distributed.ranks.rounds import operation
 from tiledask.distributed.transport.transport import Transport
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.plan.collectives.algorithms import algorithms
 from tiledask.plan.collectives.cost import even
 from tiledask.tile import nccl
 
-__all__ = ["Devices", "all_reduce", "check"]
+__all__ = ["Devices", "all_reduce", "check", "meet"]
 
 PAUSE = 20e-6, 1e-3
 """Seconds between looks at what the GPU does: at first, and at most."""
@@ -56,9 +58,7 @@ class Devices:
     def open(self, exchange: Exchange) -> None:
         """Return when all ranks of the group are in this call, and have their communicator."""
         known = exchange.members in self._communicators
-        make = None if known else lambda: self._called(exchange, nccl.unique_id)
-        assert exchange.call is not None  # of NCCL ranks agree on each
-        unique = exchange.port.meet(exchange.call, make)
+        unique = meet(exchange, bytes if known else lambda: self._called(exchange, nccl.unique_id))
         if not known:
             self._communicators[exchange.members] = self._called(
                 exchange, nccl.Communicator, len(exchange.members), unique, exchange.me
@@ -156,9 +156,23 @@ def check(kind: str, array: Any, devices: Any, ranks: int) -> None:
         )
 
 
+def meet(exchange: Exchange, brings: Callable[[], bytes]) -> bytes:
+    """What number 0 ``brings``, once all ranks are in this call."""
+    port, others = exchange.port, range(1, len(exchange.members))
+    if exchange.me:
+        port.put(0, (), exchange.call)
+        ((told,),) = [message.parts for message in port.get((0,))]
+        return bytes(told)
+    port.get(others)
+    made = brings()
+    for other in others:
+        port.put(other, [np.frombuffer(made, np.uint8)], exchange.call)
+    return made
+
+
 def all_reduce(exchange: Exchange, x: Any, op: str) -> Any:
     """The sum on every rank, as `Group.all_reduce`."""
-    check_op(op)
+    operation(op)
     nccl.check_dtype(x.dtype)
     exchange.terms = even(x.size, len(exchange.members)), x.dtype.itemsize
     given = nccl.contiguous(x)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.ranks.records import Record, StepRecord
+from tiledask.distributed.ranks.records import Record
 from tiledask.distributed.transport.transport import Transport
 from tiledask.errors import ConfigError
 from tiledask.tile.backend import namespace
@@ -39,7 +39,6 @@ class Rank:
         """"numpy" or "cupy": what the arrays of this rank's device are."""
         self.transport = transport
         self.records: list[Record] = []
-        self.steps: list[StepRecord] = []
         self._groups: dict[tuple[int, ...], Group] = {}
         self._labels: list[str] = []
         self.at_step: int | None = None
@@ -90,12 +89,10 @@ class Rank:
         """Collectives inside the block belong to step ``number``; barriers count from 0 in it."""
         before = self.at_step, self.barriers
         self.at_step, self.barriers = number, 0
-        begin = self.transport.now()
         try:
             yield
         finally:
             self.at_step, self.barriers = before
-        self.steps.append(StepRecord(self.index, number, begin, self.transport.now()))
 
     @property
     def here(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.rank import Rank
-from tiledask.distributed.ranks.records import Record, Records, StepRecord
+from tiledask.distributed.ranks.records import Record, Records
 from tiledask.distributed.transport.tickets import CancelledError
 from tiledask.distributed.transport.transport import PortCounts, Transport
 from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
@@ -26,7 +26,6 @@ class RankResult(NamedTuple):
     """What went through each of its ports."""
     last: CollectiveCall | None
     """The last collective."""
-    steps: list[StepRecord]
 
 
 @dataclass(frozen=True)
@@ -77,13 +76,8 @@ def ran(
         transport.finish()
     except BaseException as error:
         raise _told(transport, error) from None
-    return RankResult(
-        result,
-        rank.records,
-        [port.counts for port in transport.ports.values()],
-        transport.doing().last,
-        rank.steps,
-    )
+    ports = [port.counts for port in transport.ports.values()]
+    return RankResult(result, rank.records, ports, transport.doing().last)
 
 
 def _told(transport: Transport, error: BaseException) -> BaseException:
@@ -125,9 +119,6 @@ def collected(parts: Sequence[RankResult], hosts: Sequence[str] = ()) -> Ranks:
                         f"same calls"
                     )
                 moves.bytes[to, rank] += each.came[number]
-                moves.messages[to, rank] += each.messages[number]
-    records = Records(
-        tuple(record for part in parts for record in part.records),
-        tuple(step for part in parts for step in part.steps),
-    )
+                moves.messages[to, rank] += each.taken[number]
+    records = Records(tuple(record for part in parts for record in part.records))
     return Ranks([part.result for part in parts], records, moves)

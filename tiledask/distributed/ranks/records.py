@@ -12,7 +12,7 @@ from tiledask.plan.collectives.cost import cost
 from tiledask.plan.collectives.rows import halo_cost
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["NCCL", "Moved", "Record", "Records", "StepRecord", "Terms", "Total", "predicted"]
+__all__ = ["NCCL", "Moved", "Record", "Records", "Terms", "Total", "predicted"]
 
 NCCL = "nccl"
 """The algorithm of collectives that NCCL carries out in its own way."""
@@ -52,7 +52,7 @@ class Record(NamedTuple):
     received: int
     """Bytes that reached it, counted where they arrived; computed if the algorithm is "nccl"."""
     messages: int
-    """Messages that it sent; 0 if the algorithm is "nccl", which has its own."""
+    """Messages that it sent; before a collective of "nccl" those in which the ranks meet."""
     step: int | None
     """The training's step, if the program says which."""
     barrier: int | None
@@ -84,25 +84,16 @@ class Record(NamedTuple):
 
 @cache
 def predicted(kind: str, algorithm: str, me: int, terms: Terms) -> Moved:
-    """What rank ``me`` of a group moves; of "nccl" what it would on a ring, without messages."""
+    """What rank ``me`` of a group moves; by "nccl" bytes as on a ring, after all have met."""
     if algorithm == NCCL:
-        return predicted(kind, "ring", me, terms)._replace(messages=0)
+        ranks = len(terms[0])
+        return predicted(kind, "ring", me, terms)._replace(messages=1 if me else ranks - 1)
     if kind in KINDS:
         return Moved(*cost(kind, algorithm, *terms).of_rank(me))
     if kind in ("halo_exchange", "halo_reduce"):
         return Moved(*halo_cost(kind, *terms).of_rank(me))
     sent, received = terms
     return Moved(sent or 0, received or 0, int(sent is not None))
-
-
-class StepRecord(NamedTuple):
-    """One step on one rank."""
-
-    rank: int
-    step: int
-    begin: float
-    """Seconds since 1970, by the clock of the records."""
-    end: float
 
 
 class Total(NamedTuple):
@@ -121,8 +112,6 @@ class Records:
     """The records of all ranks of a run, rank after rank, each rank's in the order of its calls."""
 
     rows: tuple[Record, ...]
-    steps: tuple[StepRecord, ...] = ()
-    """The steps of all ranks, if the program says what they are; `where` leaves them out."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -9,15 +9,15 @@ and then copied, so all ranks have the same bits; with "direct" they are those o
 What a call does in which round is worked out once for its kind, group, sizes and type.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.distributed.cluster import host_memory
-from tiledask.distributed.ranks.records import Terms
 from tiledask.distributed.transport.transport import Steps
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.algorithms import rounds
@@ -26,17 +26,13 @@ from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import array_namespace, to_numpy
 
 __all__ = [
-    "RankReduction",
     "RankRound",
     "all_reduced",
-    "check_op",
     "cut",
     "in_host_memory",
     "joined",
+    "operation",
     "rank_rounds",
-    "reduced",
-    "reduction",
-    "same",
     "through",
 ]
 
@@ -61,6 +57,8 @@ class RankRound(NamedTuple):
     sums: tuple[tuple[int, tuple[tuple[int, int] | None, ...]], ...]
     """Of every chunk to which is added what comes, all parts in their order: (source, part of it),
     both as they come, or None for the rank's own."""
+    adds: bool
+    """Whether chunks are added in this round, by this rank or others."""
 
 
 @lru_cache(10_000)
@@ -73,6 +71,7 @@ def rank_rounds(
     """
     made = []
     for moves in rounds(kind, algorithm, n, root):
+        adds = any(m.adds for m in moves)
         if counts is not None and kind in SHAPES_AGREE:
             moves = tuple(m for m in moves if any(counts[c] for c in m.chunks))
         into = sorted(m for m in moves if m.destination == me)
@@ -83,38 +82,37 @@ def rank_rounds(
         out = tuple((m.destination, m.chunks) for m in moves if m.source == me)
         sums = tuple((chunk, tuple(of[r] for r in sorted(of))) for chunk, of in places.items())
         sources, chunks = tuple(m.source for m in into), tuple(m.chunks for m in into)
-        made.append(RankRound(out, sources, chunks, sums))
+        made.append(RankRound(out, sources, chunks, sums, adds))
     return tuple(made)
 
 
 def through(
     given: Sequence[RankRound],
     held: Held,
-    lend: bool = False,
+    keep: bool = False,
     operate: Any = None,
-    room: Any = None,
+    room: Mapping[int, Any] = MappingProxyType({}),
 ) -> Steps:
-    """Go through rounds; chunks that come are put in ``held``, or added to what is there.
+    """``held`` after all rounds; chunks that come are put there, or added to what is there.
 
-    All parts of a sum are added from the left, by ``operate``. ``room``: for the sum of the last
-    round, if there is one.
+    All parts of a sum are added from the left, by ``operate``, into the chunk's place in ``room``
+    if it has one. ``keep``: nobody changes what was held or will be.
 
     >>> from tiledask.distributed.transport.transport import driven
     >>> mine, theirs = np.array([60, 1], np.float16), np.array([1, 2], np.float16)
-    >>> held = {0: mine, 1: mine}
     >>> given = rank_rounds("reduce_scatter", "direct", 2, me=0)
-    >>> steps = through(given, held, operate=np.add)
-    >>> driven(steps, lambda *_: [[theirs]])
-    >>> held[0]
+    >>> steps = through(given, {0: mine, 1: mine}, operate=np.add)
+    >>> driven(steps, lambda *_: [[theirs]])[0]
     array([61.,  3.], dtype=float16)
     """
     for each in given:
         out = [(to, [held[c] for c in chunks]) for to, chunks in each.sends]
-        came = yield out, each.sources, lend
+        # of the sums that an all_reduce copies only this call knows
+        came = yield out, each.sources, keep or not (each.adds or operate is None)
         for chunk, order in each.sums:
             partials = [held[chunk] if at is None else came[at[0]][at[1]] for at in order]
-            place = room if each is given[-1] else None
-            if place is None and not lend:
+            place = room.get(chunk)
+            if place is None and not keep:
                 place = partials[order[0] is None]  # what came is this rank's own
             held[chunk] = partials[0]
             with np.errstate(over="ignore", invalid="ignore"):  # a sum that is no half is inf
@@ -123,65 +121,35 @@ def through(
         if not each.sums:
             for chunks, parts in zip(each.chunks, came, strict=True):
                 held.update(zip(chunks, parts, strict=True))
-
-
-# -- reductions -----------------------------------------------------------------------------------
-
-
-class RankReduction(NamedTuple):
-    """One rank's part in reductions of one kind and size."""
-
-    adding: tuple[RankRound, ...]
-    copying: tuple[RankRound, ...]
-    operate: Any
-    """What adds two arrays."""
-    chunks: tuple[slice, ...]
-    """Of the flattened array, unless it is cut in another way."""
-    me: int
-    terms: Terms
-
-
-@lru_cache(10_000)
-def reduction(
-    kind: str, algorithm: str, me: int, counts: tuple[int, ...], itemsize: int, op: str, root: int
-) -> RankReduction:
-    """The RankReduction of rank ``me`` for chunks of ``counts`` elements.
-
-    Raises ConfigError for an ``op`` that does not exist.
-    """
-    check_op(op)
-    # how many of the first rounds add: all of a reduction, the first half of an all_reduce
-    adds = sum(any(m.adds for m in moves) for moves in rounds(kind, algorithm, len(counts)))
-    mine = rank_rounds(kind, algorithm, len(counts), me, root, counts)
-    chunks = tuple(slice(*ends) for ends in pairwise(ends_of(counts)))
-    terms = counts, itemsize, root
-    return RankReduction(mine[:adds], mine[adds:], OPERATIONS[op], chunks, me, terms)
-
-
-def reduced(plan: RankReduction, held: Held, keep: bool = False, room: Any = None) -> Steps:
-    """``held`` after all rounds. ``keep``: nobody changes what was held or will be."""
-    yield from through(plan.adding, held, keep, plan.operate, room)
-    yield from through(plan.copying, held, True)  # sums, which only this call knows
     return held
 
 
-def all_reduced(plan: RankReduction, x: Any, keep: bool = False) -> Steps:
-    """The sum of all ranks' ``x``, of its shape; with ``keep`` nobody changes ``x`` or it."""
-    flat = x.reshape(-1)
-    held = {c: flat[chunk] for c, chunk in enumerate(plan.chunks)}
+def all_reduced(
+    given: Sequence[RankRound],
+    x: Any,
+    counts: tuple[int, ...],
+    me: int,
+    operate: Any,
+    keep: bool = False,
+) -> Steps:
+    """The sum of all ranks' ``x``, of its shape, in chunks of ``counts`` elements; with ``keep``
+    nobody changes ``x`` or it."""
     new = np.empty if x.nbytes < LARGE else host_memory.empty
-    whole = new((x.size,), x.dtype)
-    room = whole[plan.chunks[plan.me]] if keep else None
-    held = yield from reduced(plan, held, keep, room)
-    for c, chunk in enumerate(plan.chunks):
-        if held[c] is not room:
-            whole[chunk] = held[c]
+    flat, whole, parts = x.reshape(-1), new((x.size,), x.dtype), _parts(counts)
+    held = {chunk: flat[part] for chunk, part in enumerate(parts)}
+    room = {me: whole[parts[me]]} if keep else {}
+    yield from through(given, held, keep, operate, room)
+    for chunk, part in enumerate(parts):
+        if held[chunk] is not room.get(chunk):
+            whole[part] = held[chunk]
     return whole.reshape(x.shape)
 
 
-def check_op(op: str) -> None:
+def operation(op: str) -> Any:
+    """What adds two arrays; ConfigError for an ``op`` that does not exist."""
     if op not in OPERATIONS:
         raise ConfigError(f"no operation {op!r}; there are {', '.join(OPERATIONS)}")
+    return OPERATIONS[op]
 
 
 # -- parts of arrays ------------------------------------------------------------------------------
@@ -197,11 +165,18 @@ def joined(held: Held, shape: tuple[int, ...]) -> Any:
 def cut(x: Any, dim: int, extents: Sequence[int]) -> Held:
     """``x`` in parts of ``extents`` along ``dim``."""
     before = (slice(None),) * dim
-    return {c: x[(*before, slice(*ends))] for c, ends in enumerate(pairwise(ends_of(extents)))}
+    return {c: x[(*before, part)] for c, part in enumerate(_parts(tuple(extents)))}
+
+
+@lru_cache(10_000)
+def _parts(extents: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(*ends) for ends in pairwise(ends_of(extents)))
 
 
 def in_host_memory(x: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
     """(``x`` in host memory, what takes a result to where ``x`` was)."""
+    if type(x) is np.ndarray and not x.dtype.hasobject:
+        return x, _same
     if isinstance(x, int | float | complex):
         x = np.asarray(x)
     xp = array_namespace(x)
@@ -211,9 +186,8 @@ def in_host_memory(x: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
             f"collectives move numbers, got an array of {host.dtype}; convert it, or put the "
             f"values in what the program returns"
         )
-    return host, (xp.asarray if xp is not np else same)
+    return host, (xp.asarray if xp is not np else _same)
 
 
-def same(x: np.ndarray) -> np.ndarray:
-    """``x`` itself."""
+def _same(x: np.ndarray) -> np.ndarray:
     return x

@@ -8,7 +8,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster import host_memory
@@ -19,11 +19,7 @@ from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.ranks.nccl import Devices
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.retry import retry_lost
-from tiledask.distributed.transport.messages import (
-    Where,
-    endpoint_of,
-    opened,
-)
+from tiledask.distributed.transport.messages import Where, endpoint_of, opened
 from tiledask.errors import ConfigError
 from tiledask.tile.nccl import Place, place, stay_near, why_not
 
@@ -33,19 +29,6 @@ PATIENCE = 20.0
 """Seconds that setting up may take even if the function's own timeout is shorter."""
 TRANSPORTS = "sockets", "posts"
 """How messages go between CPU workers, by name."""
-
-
-class _Plan(NamedTuple):
-    run: str
-    rank: int
-    shape: tuple[int, ...]
-    backend: str
-    places: tuple[Place, ...]
-    """The places of all ranks, if arrays go from GPU to GPU."""
-    seconds: float
-    where: tuple[Where, ...]
-    """Where the ranks are, if messages may go by sockets."""
-    names: tuple[str, ...] = ()
 
 
 @bounded
@@ -72,7 +55,7 @@ def run_ranks(
     transport
         "sockets" between workers of one host, and by Dask's messages between hosts; "posts" all by
         Dask's messages. Both carry arrays of GPUs through host memory. "nccl" has NCCL's own
-        collectives besides. None takes it where every rank has a GPU of its own and there is NCCL.
+        all_reduce besides. None takes it where every rank has a GPU of its own and there is NCCL.
     again
         When a worker dies, run the function again on all ranks, from its beginning, as soon as the
         slot has another, until ``timeout`` is over. For a function that may run several times: what
@@ -123,11 +106,11 @@ def _run(
         with opened(cluster, run, mesh.at, folder, patience) as where:
             tasks = []
             left = left_of(seconds).seconds - GRACE  # they say it before this call does
-            where = () if transport == "posts" else where
-            facts = mesh.shape, cluster.backend, places, max(LAST, left), where, mesh.names
+            reach = max(LAST, left), () if transport == "posts" else where
+            about = mesh.shape, cluster.backend, mesh.names, places
             name = getattr(function, "__name__", "function")
             for r, (slot, mine) in enumerate(zip(mesh.at, given, strict=True)):
-                spec = _Plan(run, r, *facts), function, *mine
+                spec = run, r, *reach, about, function, *mine
                 tasks.append(cluster.submit(slot, _work, *spec, name=name))
             what = f"{name} on {mesh.ranks} ranks"
             parts = cluster.gather(tasks, what, seconds + GRACE, cancel=True)
@@ -157,12 +140,23 @@ def _places(
     return () if reason else places
 
 
-def _work(plan: _Plan, function: Callable[..., Any], *args: Any) -> RankResult:
-    """The function on this worker (a task)."""
-    deadline, transport = time.monotonic() + plan.seconds, endpoint_of(plan.run, plan.rank)
-    transport.begin(deadline, plan.where)
-    if plan.places:
-        stay_near(plan.places)
+def _work(
+    run: str,
+    rank: int,
+    seconds: float,
+    where: tuple[Where, ...],
+    about: tuple[tuple[int, ...], str, tuple[str, ...], tuple[Place, ...]],
+    function: Callable[..., Any],
+    *args: Any,
+) -> RankResult:
+    """The function on this worker (a task); sockets go to ``where`` the ranks are.
+
+    Arrays go from GPU to GPU if ``about`` has the places of all ranks.
+    """
+    transport, (shape, backend, names, places) = endpoint_of(run, rank), about
+    transport.begin(time.monotonic() + seconds, where)
+    if places:
+        stay_near(places)
         transport.devices = Devices(transport)
     with host_memory.kept_by_malloc():
-        return ran(function, plan.shape, transport, plan.backend, args, plan.names)
+        return ran(function, shape, transport, backend, args, names)

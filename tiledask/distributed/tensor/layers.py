@@ -230,14 +230,16 @@ def mlp(
 ) -> tuple[Placed, KeptLayer]:
     """(y, kept) for x [..., h]; y is placed as x is. Weights as `mlp_layout` places them."""
     tile.find_activation(activation)
-    return _by_layout("mlp", group, (x,), weights, regather, kernel=activation)
+    how = ALONE, regather, (("kernel", activation),)
+    return forward(_of_layout, group, (x,), weights, "mlp", *how)
 
 
 def swiglu_mlp(
     group: Group, x: Placed, weights: Weights, *, regather: bool = False
 ) -> tuple[Placed, KeptLayer]:
     """(y, kept) for x [..., h]; y is placed as x is. Weights as `mlp_layout` places them."""
-    return _by_layout("swiglu_mlp", group, (x,), weights, regather, kernel="swiglu")
+    how = ALONE, regather, (("kernel", "swiglu"),)
+    return forward(_of_layout, group, (x,), weights, "swiglu_mlp", *how)
 
 
 def self_attention(
@@ -254,8 +256,8 @@ def self_attention(
     ``heads`` are those of the whole layer; weights as `attention_layout` places them. ``angles``
     are of all tokens: every rank has all of them when it attends.
     """
-    given = _with_angles(x, angles)
-    return _by_layout("self_attention", group, given, weights, regather, heads)
+    given, how = _with_angles(x, angles), (heads, regather, ())
+    return forward(_of_layout, group, given, weights, "self_attention", *how)
 
 
 @dataclass(frozen=True)
@@ -277,10 +279,8 @@ def decoder_block(
     angles: tile.Angles | None = None,
 ) -> tuple[Placed, KeptLayer]:
     """(y [b, s, h], kept); y is placed as x is. Weights as `block_layout` places them."""
-    how = block.regather, block.heads
-    return _by_layout(
-        "decoder_block", group, _with_angles(x, angles), weights, *how, gated=block.gated
-    )
+    given, how = _with_angles(x, angles), (block.heads, block.regather, (("gated", block.gated),))
+    return forward(_of_layout, group, given, weights, "decoder_block", *how)
 
 
 mlp_grad = swiglu_mlp_grad = self_attention_grad = backward
@@ -298,19 +298,6 @@ def _with_angles(x: Placed, angles: tile.Angles | None) -> Given:
     if x.ndim != 3:
         raise PlacementError(f"attention takes x [batch, tokens, width], got {x}")
     return (x,) if angles is None else (x, Placed.of(angles, EVERYWHERE, ()))
-
-
-def _by_layout(
-    layer: str,
-    group: Group,
-    given: Given,
-    weights: Weights,
-    regather: bool,
-    heads: tile.Heads = ALONE,
-    **options: Any,
-) -> tuple[Placed, KeptLayer]:
-    """The forward of a layer whose weights are placed as a layout says."""
-    return forward(_of_layout, group, given, weights, layer, heads, regather, (*options.items(),))
 
 
 def _of_layout(

@@ -10,7 +10,7 @@ there t times.
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed
@@ -20,12 +20,8 @@ from tiledask.plan.products.placement import ANY, Partial, Replicate, Shard, Sha
 __all__ = ["fits", "need", "propagate", "refuse", "same_placement"]
 
 
-class _Letter(NamedTuple):
-    """A dimension, as the first operand has it."""
-
-    name: str
-    extent: int
-    shards: Shards | None
+_Letters = dict[str, tuple[str, int, Shards | None]]
+"""Letter -> the first operand that has it, its extent there, and how it is sharded."""
 
 
 def propagate(group: Group, op: str, rule: str, why: str, **operands: Placed | None) -> Placed:
@@ -36,7 +32,7 @@ def propagate(group: Group, op: str, rule: str, why: str, **operands: Placed | N
     reason, and the way out.
     """
     texts, result = rule.split(" -> ")
-    letters: dict[str, _Letter] = {}
+    letters: _Letters = {}
     for text, (name, x) in zip(texts.split(), operands.items(), strict=True):
         if x is not None:
             _check_operand(group, op, text, why, name, x, letters)
@@ -45,14 +41,14 @@ def propagate(group: Group, op: str, rule: str, why: str, **operands: Placed | N
     if texts.split()[0] == result:
         return x.spec
     tokens = x.shape[: x.ndim - len(re.findall(r"\w", texts.split()[0]))]
-    shape = (*tokens, *(letters[letter].extent for letter in made))
+    shape = (*tokens, *(letters[letter][1] for letter in made))
     if "!" in result:
-        return Placed.of(None, Shard(len(shape) - 1), shape, letters[made[-1]].shards)
+        return Placed.of(None, Shard(len(shape) - 1), shape, letters[made[-1]][2])
     return Placed.of(None, Partial(), shape)
 
 
 def _check_operand(
-    group: Group, op: str, text: str, why: str, name: str, x: Placed, letters: dict[str, _Letter]
+    group: Group, op: str, text: str, why: str, name: str, x: Placed, letters: _Letters
 ) -> None:
     """Refuse an operand that its letters do not allow; note what they stand for."""
     dims, sharded = re.findall(r"\w", text), re.findall(r"(\w)!", text)
@@ -66,13 +62,13 @@ def _check_operand(
         refuse(op, f"{name} is sharded along another dimension than it may be, {x}: {why}")
     fits(group, op, name, x)
     for letter, extent in zip(dims, x.shape[first:], strict=True):
-        mine = _Letter(name, extent, x.shards if letter == at else None)
-        other = letters.setdefault(letter, mine)
-        if (extent, mine.shards) != other[1:]:
+        mine = extent, x.shards if letter == at else None
+        other, *theirs = letters.setdefault(letter, (name, *mine))
+        if [*mine] != theirs:
             refuse(
                 op,
-                f"{name} has {extent} there, sharded as {mine.shards}, and {other.name} "
-                f"{other.extent}, as {other.shards}; they must be alike: {why}",
+                f"{name} has {extent} there, sharded as {mine[1]}, and {other} {theirs[0]}, as "
+                f"{theirs[1]}; they must be alike: {why}",
             )
 
 

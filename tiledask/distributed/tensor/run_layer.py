@@ -60,13 +60,8 @@ class BlockSpec(NamedTuple):
     itemsize: int
 
 
-class _Key(NamedTuple):
-    """What a layer's program follows from."""
-
-    rule: Rule
-    options: tuple[Any, ...]
-    given: tuple[BlockSpec, ...]
-    weights: tuple[tuple[str, BlockSpec | None], ...]
+_Key = tuple[Rule, tuple[Any, ...], tuple[BlockSpec, ...], tuple[tuple[str, BlockSpec | None], ...]]
+"""What a layer's program follows from: its rule, options, what is given, and its weights."""
 
 
 class KeptLayer(NamedTuple):
@@ -80,10 +75,11 @@ class BoundLayer(Interpreter):
     """This rank's part of a layer's program, bound to a group."""
 
     def __init__(self, group: Group, key: _Key) -> None:
-        xs = tuple(Placed(each, each.tiling) for each in key.given)
-        weights: Weights = {name: each and Placed(each, each.tiling) for name, each in key.weights}
-        self.x, self.rule = xs[0], key.rule(group, xs, weights, *key.options)
-        rule, there = self.rule, {name: w for name, w in weights.items() if w}
+        make, options, given, of = key
+        xs = tuple(Placed(each, each.tiling) for each in given)
+        weights: Weights = {name: each and Placed(each, each.tiling) for name, each in of}
+        rule, there = make(group, xs, weights, *options), {n: w for n, w in weights.items() if w}
+        self.x, self.rule = xs[0], rule
         self.names = list(there)
         self._arguments: Sequence[Any] = ()
         self._returned: Sequence[Any] = ()
@@ -143,7 +139,7 @@ def forward(
     """
     try:
         of = tuple([(name, w if w is None else _spec(w)) for name, w in weights.items()])
-        key = _Key(rule, options, tuple([_spec(x) for x in given]), of)
+        key = rule, options, tuple([_spec(x) for x in given]), of
     except AttributeError:
         rule(group, given, weights, *options)  # what has no placement is refused there
         raise

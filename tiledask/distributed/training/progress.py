@@ -75,7 +75,7 @@ def step_reporter(rank: Rank, say: Report, steps: int) -> Callable[[int, float],
         nonlocal last
         mine = [*takewhile(lambda record: record.step == number, reversed(rank.records))]
         moved = sum(each.sent for each in mine), sum(each.messages for each in mine)
-        barriers, now = sum(each.barrier is not None for each in mine), rank.steps[-1].end
+        barriers, now = sum(each.barrier is not None for each in mine), rank.transport.now()
         # the ranks of a tensor-parallel group all have the loss of the same rows
         part = 0.0 if rank.coordinates[1] else loss
         rows.append((rank.index, "step", number, part, *moved, barriers, now))

@@ -75,13 +75,11 @@ class PortCounts(NamedTuple):
     members: tuple[int, ...]
     stream: str
     posted: list[int]
-    """Messages and signals that left."""
+    """Messages that left."""
     taken: list[int]
-    """Messages and signals that were taken."""
+    """Messages that were taken."""
     came: list[int]
     """Bytes that came."""
-    messages: list[int]
-    """Messages that came."""
 
 
 class Port:
@@ -96,7 +94,7 @@ class Port:
         self._name = f"{stream} {members}"  # a string keeps its hash
         self.sent = self.messages = 0
         """Bytes and messages that left."""
-        self.counts = PortCounts(members, stream, *([0] * len(members) for _ in range(4)))
+        self.counts = PortCounts(members, stream, *([0] * len(members) for _ in range(3)))
         self.now: CollectiveCall | None = None
         """The collective under way here."""
         self.last: CollectiveCall | None = None
@@ -114,48 +112,40 @@ class Port:
         parts: Sequence[np.ndarray],
         note: Any = None,
         lend: bool = False,
-        signal: bool = False,
     ) -> None:
-        """Send ``parts`` to number ``to``; ``lend``: nobody will ever change them. A ``signal`` is
-        counted nowhere."""
+        """Send ``parts`` to number ``to``; ``lend``: nobody will ever change them."""
         self.transport.check()
         posted = self.counts.posted
         key = self._name, self.rank, posted[to]
-        sent = self.transport.deliver(self.members[to], key, note, parts, lend)
-        if not signal:
-            self.sent += sent
-            self.messages += 1
+        self.sent += self.transport.deliver(self.members[to], key, note, parts, lend)
+        self.messages += 1
         posted[to] += 1
 
-    def get(self, sources: Sequence[int], signals: bool = False) -> list[Message]:
+    def get(self, sources: Sequence[int]) -> list[Message]:
         """The next message of each of ``sources`` (different numbers), when all are there.
 
-        ``signals`` are counted nowhere. Raises CollectiveError if one has returned; DeadlineError
-        when the run's time is over; and what ended the run.
+        Raises CollectiveError if one has returned; DeadlineError when the run's time is over; and
+        what ended the run.
         """
         keys, transport = self.keys(sources), self.transport
         if not self._parcels.keys() >= set(keys):
             soon = min(transport.deadline, time.monotonic() + SOON)
             if not transport.wait(None, soon, keys):
                 transport.await_all(self, keys)
-        return self.pop(sources, keys, signals)
+        return self.pop(sources, keys)
 
     def keys(self, sources: Sequence[int]) -> list[tuple[Any, ...]]:
         """Under which the next messages of ``sources`` will be in the parcels."""
         taken = self.counts.taken
         return [(self._name, self.members[source], taken[source]) for source in sources]
 
-    def pop(
-        self, sources: Sequence[int], keys: Sequence[tuple[Any, ...]], signals: bool = False
-    ) -> list[Message]:
+    def pop(self, sources: Sequence[int], keys: Sequence[tuple[Any, ...]]) -> list[Message]:
         """The next messages of ``sources``, which are there."""
         counts = self.counts
         found: list[Message] = [self._parcels.pop(key) for key in keys]
         for source, message in zip(sources, found, strict=True):
             counts.taken[source] += 1
-            if not signals:
-                counts.came[source] += message.nbytes
-                counts.messages[source] += 1
+            counts.came[source] += message.nbytes
             self.agree(message.call)
         return found
 
@@ -170,21 +160,6 @@ class Port:
         for to, parts in sends:
             self.put(to, parts, note, lend)
         return [message.parts for message in self.get(sources)] if sources else []
-
-    def meet(
-        self, call: CollectiveCall, brings: Callable[[], Any] | None = None, hub: int = 0
-    ) -> Any:
-        """What number ``hub`` ``brings``, once all ranks are in this ``call``; counts nowhere."""
-        others = [n for n, member in enumerate(self.members) if member != self.rank]
-        if hub in others:
-            self.put(hub, (), call, lend=True, signal=True)
-            return self.get((hub,), signals=True)[0].call.about
-        for other in others:
-            self.get((other,), signals=True)
-        about = brings() if brings else None
-        for other in others:
-            self.put(other, (), call._replace(about=about), lend=True, signal=True)
-        return about
 
     def agree(self, theirs: Any) -> None:
         """Raise CollectiveError if another rank's call is not the one under way here."""
