@@ -59,20 +59,21 @@ def train_rank(
         saved.load(trainer, config)
     if config.done > config.first:
         losses, scales, trainer.norms = saved.load_history(config, rank.index)
-    report = step_reporter(rank, say, config.steps) if say else None
+    report = step_reporter(rank, say) if say else None
 
     def save(step: int) -> dict[str, T.Placed]:
         weights: dict[str, T.Placed] = trainer.end(partial(saved.save, trainer, config, step))
         return weights
 
     for number in range(config.done, config.steps):
+        saves = config.is_saved(number + 1)
         scales.append(float(trainer.numbers["scale"]))
         # what overflows becomes infinite, as on a GPU; the norm finds it
         with rank.step(number), np.errstate(over="ignore", invalid="ignore"):
             losses.append(trainer.step(partial(config.draw, number, copies.rank)))
         if report:
-            report(number, losses[-1])
-        if config.is_saved(number + 1):
+            report(number, losses[-1], saves or number + 1 == config.steps)
+        if saves:
             begun = perf_counter()
             saved.save_history(config, rank.index, losses, scales, trainer.norms)
             save(number + 1)

@@ -65,13 +65,13 @@ class Progress:
 Listener = Callable[[Progress], Any]
 
 
-def step_reporter(rank: Rank, say: Report, steps: int) -> Callable[[int, float], None]:
-    """What is called with the number of each of this rank's ``steps`` once it is over, and with
-    this rank's part of its loss."""
+def step_reporter(rank: Rank, say: Report) -> Callable[[int, float, bool], None]:
+    """What is called with the number of each of this rank's steps once it is over, with this rank's
+    part of its loss, and whether it is to be known at once: no later rank does it again."""
     begin = last = rank.transport.now()
     rows: list[tuple[Any, ...]] = []
 
-    def step_done(number: int, loss: float) -> None:
+    def step_done(number: int, loss: float, at_once: bool) -> None:
         nonlocal last
         mine = [*takewhile(lambda record: record.step == number, reversed(rank.records))]
         moved = sum(each.sent for each in mine), sum(each.messages for each in mine)
@@ -79,7 +79,7 @@ def step_reporter(rank: Rank, say: Report, steps: int) -> Callable[[int, float],
         # the ranks of a tensor-parallel group all have the loss of the same rows
         part = 0.0 if rank.coordinates[1] else loss
         rows.append((rank.index, "step", number, part, *moved, barriers, now))
-        if now - last >= EVERY or number + 1 == steps:
+        if at_once or now - last >= EVERY:
             say({"spans": rows.copy(), "counted": [(rank.index, {"begin": begin})]})
             rows.clear()
             last = now
