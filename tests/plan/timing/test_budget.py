@@ -76,4 +76,4 @@ def test_the_ends_of_what_can_be():
         checkpointing(1.0, 1.0, restart=-1.0)
     for wrong in (-1, float("nan"), True, "15T"):
         with pytest.raises(ConfigError, match="must be a number of 0 or more"):
-            budget(1.0, 1.0, 1, 0.1, wrong)
+            budget(1.0, 1.0, 1, (0.1, 0.1), wrong)
