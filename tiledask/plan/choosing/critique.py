@@ -5,7 +5,7 @@ a layout  ->  fits? balanced? how much is waiting, and for what?      each Judge
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -154,9 +154,10 @@ def critique(
     n = {name: np.concatenate([each[name] for each in found]) for name in COLUMNS}
     plans = Plans((*run[:3], memory.recipe, memory.sequence), fit.by, n, {}).settle(ADVISED)
     good = (p for p in plans.settled if p.verdict == "fits" and p.layout != layout)
-    worth: dict[Layout, Plan] = {}  # of two that differ by sequence parallelism alone the faster
+    worth: dict[Any, Plan] = {}  # of two that differ by sequence parallelism alone the faster
     for plan in (p for p in good if p.seconds <= (1 - WORTH_IT) * before):
-        worth.setdefault(replace(plan.layout, sequence_parallel=False), plan)
+        alike = vars(plan.layout) | {"sequence_parallel": None}
+        worth.setdefault(tuple(alike.values()), plan)
     return Critique(fit, lines, tuple(worth.values()), step)
 
 
