@@ -97,7 +97,8 @@ def import_config(
         known = ", ".join(FRAMEWORKS)
         raise ConfigError(f"configurations of {known} are read; got {short(framework)}")
     text = os.fspath(config)
-    if isinstance(config, os.PathLike) or ("\n" not in text and os.path.isfile(text)):
+    named = re.fullmatch(r"\S+\.(sh|json|toml|ya?ml)", text) or os.path.isfile(text)
+    if isinstance(config, os.PathLike) or ("\n" not in text and named):
         path = Path(text)
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             raise ConfigError(
