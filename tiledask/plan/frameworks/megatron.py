@@ -3,12 +3,10 @@
 import re
 import shlex
 from dataclasses import fields
-from itertools import pairwise
-from pathlib import PurePath
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
-from tiledask.plan.frameworks.shell import launched
+from tiledask.plan.frameworks.shell import flags_of
 from tiledask.plan.frameworks.table import Imported, Read, Settings, is_even
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -86,24 +84,7 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
 def _flags(text: str) -> tuple[Settings, list[str], list[str]]:
     """The flags, what is not certain of them, and the variables and scripts of which nothing is
     known; ConfigError for a program whose settings are not Megatron's."""
-    words, notes = launched(text)
-    flags: Settings = {}
-    unset: list[str] = []
-    name = program = ""
-    for before, word in pairwise(["", *words]):
-        word = re.sub(r"^(['\"])(.*)\1$", r"\2", word)  # quoted once more
-        if match := re.match(r"--([A-Za-z][\w-]*):?(?:=(.*))?$", word, re.DOTALL):
-            name = match[1].replace("-", "_")
-            flags[name] = True if match[2] is None else match[2]
-        elif not program and (word.endswith(".py") or (before == "-m" and "torch." not in word)):
-            program, name, unset = PurePath(word).stem, "", []
-            flags = {key: flags[key] for key in TABLE["launcher"] if key in flags}
-        elif re.fullmatch(r"\$\{\w+\[[@*]\]\}", word) or (
-            flags.get(name) is not True and re.fullmatch(r"\$\{?\w+\}?|.*\.sh", word)
-        ):
-            unset.append(word)
-        elif name:
-            flags[name] = word if flags[name] is True else f"{flags[name]} {word}"
+    program, flags, unset, notes = flags_of(text, TABLE["launcher"])
     for names, sentence in TABLE["foreign"]:
         if any(re.fullmatch(names, each) for each in (f"{program}.py", *flags)):
             raise ConfigError(sentence)

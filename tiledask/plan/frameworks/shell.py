@@ -12,12 +12,16 @@ or an argument of the script, stays as it is written, ``$NAME``, for the reader 
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import pairwise
+from pathlib import PurePath
+from typing import Any
 
 from tiledask.errors import ConfigError
 
-__all__ = ["launched"]
+__all__ = ["flags_of", "launched"]
 
 MOST_LETTERS = 1_000_000  # of what a variable holds
 MOST_STEPS = 10_000  # statements that are followed, those of a loop again and again
@@ -81,6 +85,36 @@ def launched(text: str) -> tuple[list[str], list[str]]:
     for word in _words(command):  # one may be several: "--x 1" in an array, bash -c "..."
         words += _words(word) if re.match(r"(?s)--[\w-]+\s|.*\.py\s", word) else [word]
     return words, notes
+
+
+def flags_of(
+    text: str, launcher: Sequence[str] = ()
+) -> tuple[str, dict[str, Any], list[str], list[str]]:
+    """(the program, its flags by name, variables and scripts of which nothing is known, what is not
+    certain) of what ``text`` launches; of flags before the program those of its ``launcher`` stay.
+
+    >>> flags_of("torchrun --nnodes 2 --rdzv-id 7 train.py --bf16 --micro-batch-size=4 ${MORE[@]}")
+    ('train', {'bf16': True, 'micro_batch_size': '4'}, ['${MORE[@]}'], [])
+    """
+    words, notes = launched(text)
+    flags: dict[str, Any] = {}
+    unset: list[str] = []
+    name = program = ""
+    for before, word in pairwise(["", *words]):
+        word = re.sub(r"^(['\"])(.*)\1$", r"\2", word)  # quoted once more
+        if match := re.match(r"--([A-Za-z][\w-]*):?(?:=(.*))?$", word, re.DOTALL):
+            name = match[1].replace("-", "_")
+            flags[name] = True if match[2] is None else match[2]
+        elif not program and (word.endswith(".py") or (before == "-m" and "torch." not in word)):
+            program, name, unset = PurePath(word).stem, "", []
+            flags = {key: flags[key] for key in launcher if key in flags}
+        elif re.fullmatch(r"\$\{\w+\[[@*]\]\}", word) or (
+            flags.get(name) is not True and re.fullmatch(r"\$\{?\w+\}?|.*\.sh", word)
+        ):
+            unset.append(word)
+        elif name:
+            flags[name] = word if flags[name] is True else f"{flags[name]} {word}"
+    return program, flags, unset, notes
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
-from tiledask.plan.frameworks.shell import launched
+from tiledask.plan.frameworks.shell import flags_of
 from tiledask.plan.frameworks.table import Imported, Read, Settings, flat
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
@@ -25,11 +25,12 @@ _LINE = re.compile(
 
 def read(text: str, model: Model | None, devices: int | None) -> Imported:
     """The model, layout and recipe of a YAML, of its JSON, or of the flags of a command."""
-    settings = _settings(text)
+    settings, notes = _settings(text)
     of = "axolotl" if "base_model" in settings else "LLaMA-Factory"
     of = of if {"base_model", "stage", "finetuning_type"} & settings.keys() else "the trainer"
     where = f"the configuration of {of}"
     found = Read(where, settings, devices, TABLE)
+    found.assumed += notes
     name = str(found.get("model_name_or_path", ""))
     if model is None:
         if not name:
@@ -57,21 +58,18 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     return found.imported(model, f, (model.layers,), "optim")
 
 
-def _settings(text: str) -> Settings:
-    """Names, with dots for what they stand in, and values of a YAML, a JSON or flags."""
-    settings: Settings = {}
+def _settings(text: str) -> tuple[Settings, list[str]]:
+    """Names, with dots for what they stand in, and values of a YAML, a JSON or flags; and what is
+    not certain of them."""
     if text.lstrip().startswith("{"):
         try:
-            return dict(flat(json.loads(text)))
+            return dict(flat(json.loads(text))), []
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"the JSON cannot be read: {error}") from None
     if not re.search(r"(?m)^[A-Za-z_]\w*:(\s|$)", text):
-        words = launched(text)[0]
-        at = [i for i, word in enumerate(words) if word.startswith("--")]
-        for i, end in zip(at, [*at[1:], len(words)], strict=False):
-            name, _, value = words[i][2:].partition("=")
-            settings[name.replace("-", "_")] = value or " ".join(words[i + 1 : end]) or True
-        return settings
+        _, flags, unset, notes = flags_of(text, ("config_file",))
+        return flags, notes + [f"not read: {word}, which nothing sets" for word in unset]
+    settings: Settings = {}
     above: list[tuple[int, str]] = []  # how far the names are indented under which a line stands
     for line in text.splitlines():
         match = _LINE.fullmatch(line.rstrip())
@@ -87,7 +85,7 @@ def _settings(text: str) -> Settings:
             settings[name] = value if key else f"{settings.get(name, '')} {value}".lstrip()
     if not settings:
         raise ConfigError(f"a trainer's YAML has lines such as 'bf16: true', got {short(text)}")
-    return settings
+    return settings, []
 
 
 def _matrices(found: Read, f: Settings, model: Model) -> tuple[str, ...]:
