@@ -31,6 +31,8 @@ OTHER = "other"
 """The entry of a file for devices that it does not name."""
 BESIDE = "zero beside pp"
 """The stages of ZeRO that a program runs in a pipeline's stages."""
+NINE_IN_TEN = 2.06
+"""Times the mean of absolute errors: what nine of ten lie within where they are normal."""
 
 
 class Holds(NamedTuple):
@@ -145,10 +147,6 @@ class Calibration:
         text = json.dumps(saved | {"why": self.why.partition(", read from")[0]}, indent=2)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(f"{text}\n", encoding="utf-8")
-
-
-NINE_IN_TEN = 2.06
-"""Times the mean of absolute errors: what nine of ten lie within where they are normal."""
 
 
 # --- the shipped files ----------------------------------------------------------------------------

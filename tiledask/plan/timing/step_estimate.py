@@ -120,14 +120,20 @@ class StepEstimate(Printable):
         return 0.0 if self.calibration.named else OTHER_PROGRAMS
 
     @property
+    def off(self) -> tuple[float, float]:
+        """Shares of ``total`` that nine of ten steps take less at most, and more."""
+        return self.error, self.error + self.late
+
+    @property
     def band(self) -> tuple[float, float]:
         """Seconds between which nine of ten steps lie."""
-        return self.total * (1 - self.error), self.total * (1 + self.error + self.late)
+        less, more = self.off
+        return self.total * (1 - less), self.total * (1 + more)
 
     @property
     def within(self) -> str:
         """The band in words."""
-        less, more = (f"{100 * share:.0f} %" for share in (self.error, self.error + self.late))
+        less, more = (f"{100 * share:.0f} %" for share in self.off)
         return f"within {less}" if less == more else f"{less} less to {more} more"
 
     @property
@@ -155,8 +161,7 @@ class StepEstimate(Printable):
         """Days, device-hours and money for ``tokens`` tokens, at ``price`` an hour of a device;
         ``stretch``: wall time over the work's, for savings and losses."""
         devices = self.layout.devices
-        off = self.error, self.error + self.late
-        return budget(tokens, self.tokens_per_second, devices, off, price, stretch)
+        return budget(tokens, self.tokens_per_second, devices, self.off, price, stretch)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
