@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.frameworks import deepspeed, megatron, torchtitan, trainer
+from tiledask.plan.frameworks import deepspeed, megatron, torchtitan, trainer, verl
 from tiledask.plan.frameworks.table import Imported, written
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_model
@@ -84,7 +84,7 @@ def import_config(
 ) -> Imported:
     """What a configuration trains: Megatron-LM's flags, or the script that launches them with those
     that it takes in from beside it; a torchtitan TOML, a DeepSpeed JSON; "trainer": the YAML of
-    LLaMA-Factory or axolotl, a command of Hugging Face's trainer. As text, or as a path.
+    LLaMA-Factory or axolotl, a command of Hugging Face's trainer or of verl. As text, or as a path.
 
     ``model``: where the configuration does not say it; ``devices``: on how many it runs, where it
     says only a part of the layout. What it leaves open is assumed, and said in ``assumed``.
@@ -114,6 +114,7 @@ def import_config(
     if framework != "trainer" and re.search(YAML, text):
         raise ConfigError(deepspeed.TABLE["yaml"])
     given = None if model is None else load_model(model)
-    found: Imported = FRAMEWORKS[framework].read(text, given, devices)
+    reader = verl if verl.COMMAND.search(text) else FRAMEWORKS[framework]
+    found: Imported = reader.read(text, given, devices)
     check_run(found.model, found.layout, found.sequence)
     return found

@@ -11,7 +11,7 @@ from tiledask.plan.frameworks.table import Imported, Read, Settings, is_even
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 
-__all__ = ["TABLE", "facts", "read", "text"]
+__all__ = ["TABLE", "facts", "read", "text", "trained"]
 
 TABLE = shipped_json("frameworks", "megatron.json")
 
@@ -48,7 +48,14 @@ def text(parts: list[Settings]) -> str:
 
 def read(text: str, model: Model | None, devices: int | None) -> Imported:
     """The model, layout and recipe of the flags of pretrain_gpt.py, torchrun's before them too."""
-    flags, notes, unset = _flags(text)
+    return trained(*_flags(text), model, devices)
+
+
+def trained(
+    flags: Settings, notes: list[str], unset: list[str], model: Model | None, devices: int | None
+) -> Imported:
+    """The same of flags by name, with what is not certain of them, and variables and scripts of
+    which nothing is known."""
     where = f"the command (without {', '.join(unset)})" if unset else "the command"
     found = Read(where, flags, devices, TABLE)
     found.assumed += notes

@@ -47,6 +47,8 @@ _DOCUMENT = re.compile(r"(?ms)(?<!<)<<-?\s*(['\"]?)(\w+)\1([^\n]*\n)(.*?)^\s*\2\
 _LAUNCHES = re.compile(r"(?m)^\s*(srun|torchrun|python3?|deepspeed|mpirun|bash|ray)\s")
 _COMMENT = r"""(?m)(\\.|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')|^[ \t]*#.*\n?|(?<=\s)#.*$"""
 _SUM = r"\$\(\(((?:[^()\n]|\([^()\n]*\))*)\)\)"
+_OPEN = str.maketrans("()", "‹›")
+"""Brackets in a sum, which end no statement."""
 _PRINTED = r"\$\(([^()]*)\)|`([^`]*)`"
 _COUNTS = r"\s*\(\(\s*(\w+)\s*=(.*);(.*);\s*(?:\1\+\+|\+\+\1|\1\+=1)\s*\)\)"
 _SIGNS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
@@ -55,9 +57,9 @@ _SIGNS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": 
 def launched(text: str) -> tuple[list[str], list[str]]:
     """Words of the launched program's command, and a sentence for what is not certain of them.
 
-    The command is the one with a ``.py`` file or a module in it and the most ``--flags``; text
-    without such a command, nor variables, is flags from end to end. ConfigError for quotes or
-    arrays that are left open.
+    The command is the one with a ``.py`` file or a module in it and the most ``--flags`` and
+    ``settings.of=it``; text without such a command, nor variables, is flags from end to end.
+    ConfigError for quotes or arrays that are left open.
 
     >>> launched("N=4\\nA=(--x $N)\\nA+=(--y)\\npython train.py ${A[@]} --z $M")
     (['python', 'train.py', '--x', '4', '--y', '--z', '$M'], [])
@@ -74,16 +76,17 @@ def launched(text: str) -> tuple[list[str], list[str]]:
     if not programs:  # flags alone, or in variables of a script that others take in
         known = (each for each, _ in script.commands), script.variables.values()
         programs = [(" ".join(each), {*script.unsure}) for each in known]
-    command, names = max(programs, key=lambda each: each[0].count("--"))
+    said = [len(re.findall(r"--\w|\s\+*[a-z]\w*\.[\w.]+=", each)) for each, _ in programs]
+    command, names = programs[said.index(max(said))]
     notes = []
-    like = sum(2 * each.count("--") >= command.count("--") for each, _ in programs)
+    like = sum(2 * each >= max(said) for each in said)
     if like > 1 and program.match(command):
         notes.append(f"of {like} commands like it the one with the most flags")
     if unsure := [name for name in script.unsure if name in names]:
         notes.append(f"the script's conditions are not judged: {', '.join(unsure)} as set first")
     words: list[str] = []
     for word in _words(command):  # one may be several: "--x 1" in an array, bash -c "..."
-        words += _words(word) if re.match(r"(?s)--[\w-]+\s|.*\.py\s", word) else [word]
+        words += _words(word) if re.match(r"(?s)--?[\w-]+\s|.*\.py\s", word) else [word]
     return words, notes
 
 
@@ -112,7 +115,7 @@ def flags_of(
             flags.get(name) is not True and re.fullmatch(r"\$\{?\w+\}?|.*\.sh", word)
         ):
             unset.append(word)
-        elif name:
+        elif name and word != "-m":
             flags[name] = word if flags[name] is True else f"{flags[name]} {word}"
     return program, flags, unset, notes
 
@@ -280,7 +283,7 @@ def _plain(text: str) -> str:
     )
     text = re.sub(_COMMENT, lambda found: found[1] or "", text)
     text = re.sub(r"\\[ \t]*\n", " ", text)
-    text = re.sub(_SUM, lambda found: f"$[{''.join(found[1].split())}]", text)
+    text = re.sub(_SUM, lambda found: f"$[{''.join(found[1].split()).translate(_OPEN)}]", text)
     while printed := re.search(_PRINTED, text):
         echo = re.fullmatch(r"(?s)(?:[^;]*;)?\s*echo\s+([^;|&<>]*)", printed[1] or printed[2] or "")
         text = text.replace(printed[0], echo[1].strip(" \"'") if echo else "$<command>")
@@ -300,6 +303,7 @@ def _words(text: str) -> list[str]:
 
 def _sum(text: str, variables: dict[str, str]) -> str:
     """The value of $((...)): whole numbers, names of variables, signs and nothing else."""
+    text = text.translate({new: old for old, new in _OPEN.items()})
     text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda found: variables.get(found[1], "$"), text)
     if len(text) > 100 or not re.fullmatch(r"(?s)(?!.*(\*\*|<<|>>))[\d\s+*/%()<>=!-]+", text):
         return "$<sum>"

@@ -189,13 +189,22 @@ class Read:
     def imported(
         self, model: Model, facts: Settings, sizes: Sequence[int], optimizer: str
     ) -> Imported:
-        """What was found, in chunks of ``sizes`` layers. Of the names that nobody reads memory
-        depends on those in "decides", and nothing on the "harmless" ones. ``optimizer``: the name
-        under which it stands."""
+        """What was found, in chunks of ``sizes`` layers. ``optimizer``: the name under which it
+        stands."""
         uncounted = []
         kind = str(self.get(optimizer, "Adam"))
         if "adam" in load_recipe(facts["recipe"]).name and "adam" not in kind.lower():
             uncounted.append(f"computed with Adam's states ({optimizer} is {short(kind)})")
+        uncounted += self.unread()
+        sequence = model.usual_sequence if facts["sequence"] == -1 else facts["sequence"]
+        said, by = (*uncounted, *self.assumed), facts.get("framework")
+        layout = self._layout(facts, sizes, model.layers)
+        return Imported(model, layout, _altered(facts), sequence, said, by)
+
+    def unread(self) -> list[str]:
+        """A sentence for each thing on which memory depends, and which nobody reads: the names in
+        "decides". Those that are not "harmless" either are assumed to be."""
+        uncounted = []
         off = (False, None, "none", "")
         left = [n for n in sorted(self.settings.keys() - self.used) if self.get(n) not in off]
         left = [n for n in left if not n.endswith("_size") or self.get(n) not in (1, "1")]
@@ -207,10 +216,7 @@ class Read:
         harmless += [f"{word}(_.*)?" for word in self.table.get("harmless_words", ())]
         if left := [name for name in left if not re.fullmatch("|".join(harmless), name)]:
             self.assumed.append(f"not looked at: {', '.join(left)}")
-        sequence = model.usual_sequence if facts["sequence"] == -1 else facts["sequence"]
-        said, by = (*uncounted, *self.assumed), facts.get("framework")
-        layout = self._layout(facts, sizes, model.layers)
-        return Imported(model, layout, _altered(facts), sequence, said, by)
+        return uncounted
 
 
 def _altered(facts: Settings) -> str | Recipe:

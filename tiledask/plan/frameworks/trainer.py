@@ -15,7 +15,7 @@ from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import lora
 
-__all__ = ["TABLE", "read"]
+__all__ = ["TABLE", "read", "trained"]
 
 TABLE = shipped_json("frameworks", "trainer.json")
 _LINE = re.compile(
@@ -28,6 +28,13 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
     settings, notes = _settings(text)
     of = "axolotl" if "base_model" in settings else "LLaMA-Factory"
     of = of if {"base_model", "stage", "finetuning_type"} & settings.keys() else "the trainer"
+    return trained(settings, notes, of, model, devices)
+
+
+def trained(
+    settings: Settings, notes: list[str], of: str, model: Model | None, devices: int | None
+) -> Imported:
+    """The same of settings by name, of whom they are, with what is not certain of them."""
     where = f"the configuration of {of}"
     found = Read(where, settings, devices, TABLE)
     found.assumed += notes
