@@ -58,7 +58,7 @@ class Lanes:
         size, unit = unit_of(chart.unit, last)
         self.plot.title.text = chart.title
         self.plot.xaxis[0].axis_label = f"{chart.label} ({unit})" if unit else chart.label
-        times = f": @left{{0.[0000]}} to @right{{0.[0000]}} {unit}" * (chart.unit == "s")
+        times = f": @long{{0.[00]}} {unit}, from @left{{0.[00]}} on" * (chart.unit == "s")
         self.hover.tooltips = f"<div style='max-width:150px;white-space:normal'>@what{times}</div>"
         if chart.unit == "%":
             self.across.end = next(end for end in (25, 50, last) if max(reached) <= end)
@@ -137,6 +137,7 @@ def _columns(boxes: Any, size: float, last: float) -> dict[str, Any]:
         "height": height,
         "left": left,
         "right": right,
+        "long": right - left,
         "middle": (left + right) / 2,
         "number": [box.words if fits else "" for box, fits in both],
         "ink": [ink_on(colour) for colour in colours],
