@@ -30,14 +30,12 @@ LIBRARY = {"cupy": "cuBLAS", "numpy": "numpy.matmul"}
 LIMITS: dict[str, Callable[[int], float]] = {
     "bf16": lambda k: 2.0**-8,
     "fp16": lambda k: 2.0**-11,
-    "tf32": lambda k: 2.0**-9,
     "fp32": lambda k: 4 * 2.0**-24 * k**0.5,
 }
 """Precision -> the largest ||out - reference|| / ||reference|| of a right result for a given k.
 
-Rounding C to a half costs about 0.4 of its unit roundoff, 2^-9 or 2^-12; rounding A and B to the
-11 bits of TF32, or cutting them off, up to 1.2 of 2^-10; a sum of k random terms in float32 about
-the square root of k times 2^-24. TF32 in place of float32 is a hundred times over the limit.
+Rounding C to a half costs about 0.4 of its unit roundoff, 2^-9 or 2^-12; a sum of k random terms in
+float32 about the square root of k times 2^-24. TF32 in its place is a hundred times over the limit.
 """
 Run = Callable[[int], object]
 """Computes set number i into its place for C; on a GPU without waiting for it."""
@@ -51,7 +49,7 @@ class Gemm:
     n: int
     k: int
     precision: str
-    """A key of LIMITS; "tf32" is float32 in memory."""
+    """A key of LIMITS."""
     orders: str = "CC"
     """How A and B lie: "C" by rows, "F" by columns. The result lies by rows."""
 
@@ -268,18 +266,17 @@ def contest(
 
 
 def _implementation(name: str, work: Gemm, sets: Sequence[Any], arrays: str) -> tuple[Run, str]:
-    """(what computes one of ``sets``, why it cannot run here): the library's own product, a kernel
-    of ours, or for TF32 in place of the library our call of the same function of cuBLAS."""
-    xp, tf32 = namespace(arrays), "tf32" if work.precision == "tf32" else None
-    if name == LIBRARY[arrays] and not tf32:  # float32 as long as CUPY_TF32 is not set
+    """(what computes one of ``sets``, why it cannot run here): the library's own product, or a
+    kernel of ours."""
+    xp = namespace(arrays)
+    if name == LIBRARY[arrays]:  # float32 as long as CUPY_TF32 is not set
         return lambda i: xp.matmul(*sets[i][:2], out=sets[i][2]), ""
-    kernel = "cublas" if name == LIBRARY[arrays] else name
 
     def run(i: int) -> object:
         a, b, out = sets[i]
-        return matmul(a, b, kernel, out=out, precision=tf32)
+        return matmul(a, b, name, out=out)
 
-    return run, kernels[kernel].why_not
+    return run, kernels[name].why_not
 
 
 def _largest_error(

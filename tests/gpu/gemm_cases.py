@@ -55,8 +55,6 @@ class GemmCase:
     gelu: bool = False
     before: bool = False
     """Whether what enters the activation is stored too."""
-    tf32: bool = False
-    """Whether float32 operands enter rounded to 10 bits of mantissa, ties away from 0."""
     seed: int = 0
 
     def __str__(self) -> str:
@@ -106,7 +104,7 @@ def check(run: Product, case: GemmCase, xp: Any = np, empty: Empty | None = None
     """
     laid = _Operands(case, xp, empty)
     laid.run(run)
-    a, b = ((_ten_bits(x) if case.tf32 else x).astype("f8") for x in (laid.a, laid.b))
+    a, b = (x.astype("f8") for x in (laid.a, laid.b))
     exact, scale = case.alpha * (a @ b), abs(case.alpha) * (abs(a) @ abs(b))
     for term in (case.beta * laid.c.astype("f8") if case.beta else 0.0, laid.bias):
         term = np.asarray(term, "f8")
@@ -203,10 +201,6 @@ def _ones(x: Any) -> Any:
     return whole.type(np.iinfo(whole).max)
 
 
-def _ten_bits(x: Any) -> Any:
-    return ((x.view("u4") + 0x1000) & 0xFFFFE000).astype("u4").view("f4")
-
-
 def _worst(got: Any, exact: Any, explained: Any, stored: str) -> ProductError:
     explained = explained + EPS[stored] * abs(exact) + LEAST[stored]
     off = abs(to_numpy(got).astype("f8") - exact)
@@ -233,7 +227,6 @@ class Variant:
     tile: Any
     """None for a kernel without one."""
     dtype: str
-    """ "tf32" for float32 that enters rounded."""
 
     def __str__(self) -> str:
         return f"{self.kernel}{f' {self.tile}' if self.tile else ''}, {self.precision}"
@@ -242,21 +235,15 @@ class Variant:
     def precision(self) -> str:
         return _SHORT.get(self.dtype, self.dtype)
 
-    @property
-    def element(self) -> str:
-        """The type in memory."""
-        return "float32" if self.dtype == "tf32" else self.dtype
-
     def case(self, *sizes: int, **how: Any) -> GemmCase:
         """A product of this type, on numbers that differ from size to size."""
         m, n, k = sizes
-        how |= {"seed": zlib.crc32(repr((sizes, how)).encode()), "tf32": self.dtype == "tf32"}
-        return GemmCase(m, n, k, **how, dtype=self.element)
+        how |= {"seed": zlib.crc32(repr((sizes, how)).encode())}
+        return GemmCase(m, n, k, **how, dtype=self.dtype)
 
     def run(self, a: Any, b: Any, out: Any, epilogue: Epilogue) -> None:
         """The product by this kernel."""
-        precision = "tf32" if self.dtype == "tf32" else None
-        matmul(a, b, self.kernel, self.tile, out, precision=precision, **vars(epilogue))
+        matmul(a, b, self.kernel, self.tile, out, **vars(epilogue))
 
 
 def variants(arrays: str = "cupy") -> list[Variant]:
@@ -264,9 +251,8 @@ def variants(arrays: str = "cupy") -> list[Variant]:
     found = [
         Variant(name, tile, dtype)
         for name, kernel in ((name, lookup(name)) for name in OURS[arrays])
-        for dtype in (*kernel.dtypes, *(("tf32",) if kernel.tf32 else ()))
-        for tile in kernel.tiles_for("float32" if dtype == "tf32" else dtype)
-        or (kernel.tile and (32, 32, 32),)
+        for dtype in kernel.dtypes
+        for tile in kernel.tiles_for(dtype) or (kernel.tile and (32, 32, 32),)
         if dtype != "float64"
     ]
     firsts = {(v.kernel, v.dtype): v for v in reversed(found)}

@@ -23,12 +23,10 @@ PRODUCTS = [
     cubed(8192, "bf16", *TENSOR),
     cubed(4096, "fp32", "sgemm_warptiled", "smem_tiled"),
     cubed(8192, "fp32", "sgemm_warptiled"),
-    cubed(4096, "tf32", "mma_multistage"),
     cubed(16384, "bf16", *HOPPER),
     (Gemm(4096, 16384, 4096, "bf16"), HOPPER),
     (Gemm(1024, 1024, 16384, "bf16"), HOPPER),
     *(cubed(8192, "bf16", *TENSOR, orders=orders) for orders in ("CF", "FC", "FF")),
-    cubed(8192, "tf32", "mma_multistage"),
     cubed(8192, "fp16", *TENSOR),
     # tall, wide, long, and with fewer tiles than a GPU has multiprocessors
     (Gemm(65536, 1024, 4096, "bf16"), HOPPER),

@@ -5,7 +5,6 @@ Holds `tiledask.tile.product`, `tiledask.tile.table`, `tiledask.tile.levels`,
 `tiledask.tile.epilogue` and `tiledask.tile.numpy_kernels`.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -228,9 +227,6 @@ REFUSED = [
     (X, Y, {**GELU, "preactivation": X}, r"preactivation must be float32 \(4"),
     (X, Y, {**GELU, "preactivation": Z, "out": Z}, "must not overlap out"),
     (X, Y, {"preactivation": Z}, "is what an activation is applied to"),
-    (X, Y, {"precision": "tf32"}, "10 of the 23 .* one of mma_multistage, cublas"),
-    (LONG, LONG, {"precision": "tf32"}, "rounds float32 operands, got float64"),
-    (X, Y, {"precision": "fp8"}, "None or 'tf32'"),
 ]
 
 
@@ -303,13 +299,3 @@ def test_of_several_gpus_the_one_that_holds_the_operands_decides(monkeypatch):
         product._check_device(on_t4, on_t4, hopper)
     with pytest.raises(KernelError, match=r"built for tiles of .* got \(64, 64, 64\)"):
         hopper.with_tile(64)
-
-
-def test_float32_is_rounded_to_tf32_only_for_those_who_ask():
-    mma, cublas = table.lookup(NEW), table.lookup("cublas")
-    assert product._run_of(X, Y, cublas, None) is cublas.run
-    assert product._run_of(X, Y, cublas, "tf32") is cublas.tf32 is not cublas.run
-    assert product._run_of(X, Y, replace(mma, tf32=cublas.tf32), "tf32") is cublas.tf32
-    assert product._run_of(X.astype("f2"), Y.astype("f2"), mma, None) is mma.run
-    with pytest.raises(KernelError, match=r"23 bits of mantissa 10 remain; .*precision='tf32'"):
-        product._run_of(X, Y, mma, None)

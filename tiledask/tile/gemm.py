@@ -31,16 +31,14 @@ _LARGEST = 2**31 - 1
 """Extents and strides are 32-bit ints in SciPy's BLAS and in cublasGemmEx."""
 
 
-def gemm(
-    a: Array, b: Array, c: Array, alpha: float = 1.0, beta: float = 0.0, *, tf32: bool = False
-) -> None:
+def gemm(a: Array, b: Array, c: Array, alpha: float = 1.0, beta: float = 0.0) -> None:
     """None, once c [m, n] holds alpha a @ b + beta c for a [m, k] and b [k, n].
 
     NumPy arrays are float32 or float64, all three of one type. CuPy arrays may also be float16
     or bfloat16, with c of their type or float32; sums are float32 for both. With a beta of 0 what
-    c held does not enter, NaN neither. ``tf32`` lets cuBLAS round float32 operands to 10 bits of
-    mantissa, as CUPY_TF32=1 does. The interpreter's lock is released, and on a GPU the call
-    returns before the work is done.
+    c held does not enter, NaN neither. With CUPY_TF32=1 cuBLAS rounds float32
+    operands to 10 bits of mantissa, as cupy.matmul does. The interpreter's lock is released, and
+    on a GPU the call returns before the work is done.
 
     Any strides will do, and where every matrix has a unit stride nothing is copied: slices,
     transposes, rows and columns. An a or b without one (a stride of 0 or below in each direction,
@@ -72,7 +70,7 @@ def gemm(
         if xp is np:
             _on_cpu(x, y, c, turns, [*steps, _leading(c)], alpha, beta)
         else:
-            _on_gpu(x, y, c, turns, [*steps, _leading(c)], alpha, beta, tf32)
+            _on_gpu(x, y, c, turns, [*steps, _leading(c)], alpha, beta)
         return
     with on_device(c):
         scratch = xp.empty((min(PANEL_ROWS, c.shape[0]), c.shape[1]), c.dtype)
@@ -82,7 +80,7 @@ def gemm(
         part = scratch[: len(panel)]
         if beta:
             part[...] = panel
-        gemm(a[i : i + PANEL_ROWS], b, part, alpha, beta, tf32=tf32)
+        gemm(a[i : i + PANEL_ROWS], b, part, alpha, beta)
         panel[...] = part
 
 
@@ -160,7 +158,6 @@ def _on_gpu(
     steps: list[Any],
     alpha: float,
     beta: float,
-    tf32: bool,
 ) -> None:
     cuda = array_namespace(c).cuda
     # in the type that is summed in; the call reads them on the host before it returns
@@ -175,16 +172,16 @@ def _on_gpu(
             cuda.device.get_cublas_handle(),
             *map(int, turns),
             *(*c.shape, a.shape[1], by, *x, *y, plus, *z),
-            _compute_type(a.dtype.name, cuda.cublas, tf32),
+            _compute_type(a.dtype.name, cuda.cublas),
             cuda.cublas.CUBLAS_GEMM_DEFAULT,
         )
 
 
-def _compute_type(name: str, cublas: Any, tf32: bool = False) -> int:
+def _compute_type(name: str, cublas: Any) -> int:
     found: int = cublas.CUBLAS_COMPUTE_32F
     if name == "float64":
         found = cublas.CUBLAS_COMPUTE_64F
     # the variable as cupy.matmul reads it
-    elif name == "float32" and (tf32 or os.environ.get("CUPY_TF32") == "1"):
+    elif name == "float32" and os.environ.get("CUPY_TF32") == "1":
         found = cublas.CUBLAS_COMPUTE_32F_FAST_TF32
     return found

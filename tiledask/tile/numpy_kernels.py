@@ -120,9 +120,7 @@ def half_tile(out_itemsize: int) -> Tile:
     return (4096, 4096, 256) if out_itemsize == 4 else (2048, 2048, 512)
 
 
-def cublas(
-    a: Array, b: Array, out: Array, tile: None, epilogue: Epilogue, *, tf32: bool = False
-) -> None:
+def cublas(a: Array, b: Array, out: Array, tile: None, epilogue: Epilogue) -> None:
     """a @ b by cuBLAS on CuPy arrays; it scales and adds, the rest follows.
 
     Halves that are not done then go through float32, some rows at a time: rounded once too.
@@ -130,7 +128,7 @@ def cublas(
     if epilogue.elementwise and out.dtype != accumulator(out.dtype):
         _halves(a, b, out, (half_rows(out.shape[1]), *b.shape[::-1]), epilogue, gemm)
         return
-    gemm(a, b, out, epilogue.alpha, epilogue.beta, tf32=tf32)
+    gemm(a, b, out, epilogue.alpha, epilogue.beta)
     epilogue.finish(out)
 
 

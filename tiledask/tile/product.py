@@ -9,7 +9,7 @@ from tiledask.tile import backend
 from tiledask.tile.backend import Array
 from tiledask.tile.epilogue import ACTIVATIONS, Epilogue
 from tiledask.tile.levels import Tile, TileTraffic
-from tiledask.tile.table import Kernel, Run, Sizes, find, kernels, lookup, unsuited
+from tiledask.tile.table import Kernel, Sizes, find, lookup, unsuited
 
 __all__ = ["accumulate", "count_traffic", "matmul", "workspace"]
 
@@ -29,7 +29,6 @@ def matmul(
     bias: Array | None = None,
     activation: str | None = None,
     preactivation: Array | None = None,
-    precision: str | None = None,
 ) -> Array:
     """activation(alpha a @ b + beta out + bias), by ``kernel``, for NumPy or CuPy arrays.
 
@@ -48,9 +47,6 @@ def matmul(
         None or "gelu", in the tanh form of `td.tile.gelu`.
     preactivation
         An array like out that receives alpha a @ b + beta out + bias, which a backward pass needs.
-    precision
-        None, or "tf32": float32 operands are rounded to 10 bits of mantissa, for the kernels that
-        multiply them so on tensor cores.
 
     Halves (float16, bfloat16) are summed in float32, finished there and rounded once, at the end;
     with a float32 ``out`` never, which is how to add up products of several panels. `workspace`
@@ -67,7 +63,7 @@ def matmul(
     """
     by, plus = _number("alpha", alpha), _number("beta", beta)
     epilogue = Epilogue(by, plus, bias, activation, preactivation)
-    return _run(a, b, kernel, tile, out, epilogue, precision)[0]
+    return _run(a, b, kernel, tile, out, epilogue)[0]
 
 
 def accumulate(
@@ -154,13 +150,12 @@ def _run(
     tile: int | Tile | None,
     out: Array | None,
     epilogue: Epilogue,
-    precision: str | None = None,
 ) -> tuple[Array, TileTraffic | None]:
     others = [x for x in (out, epilogue.bias, epilogue.preactivation) if x is not None]
     xp = backend.array_namespace(a, b, *others)
     kernel = find(name, xp.__name__)
     _check_shapes(a, b)
-    run = _run_of(a, b, kernel, precision)
+    _check_types(a, b, kernel)
     _check_device(a, b, kernel)
     taken = kernel.with_tile(tile)
     _check_epilogue(a, b, out, epilogue, xp)
@@ -170,7 +165,7 @@ def _run(
         if epilogue.bias is not None:
             wide = epilogue.bias.astype(backend.accumulator(a.dtype), copy=False)
             epilogue = replace(epilogue, bias=wide)
-        return out, run(a, b, out, taken, epilogue)
+        return out, kernel.run(a, b, out, taken, epilogue)
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -197,35 +192,17 @@ def _check_shapes(a: Array, b: Array) -> None:
     )
 
 
-def _run_of(a: Array, b: Array, kernel: Kernel, precision: str | None) -> Run:
-    """What multiplies a and b: a kernel has another function for float32 as TF32."""
+def _check_types(a: Array, b: Array, kernel: Kernel) -> None:
+    """None if a and b have one element type, and the kernel takes it."""
     if a.dtype != b.dtype:
         raise KernelError(f"a and b must have one element type, got {a.dtype} and {b.dtype}")
     name = backend.name_of(a.dtype) if a.dtype.isnative else str(a.dtype)
-    if precision is None and name in kernel.dtypes:
-        return kernel.run
-    if precision == "tf32" and name == "float32" and kernel.tf32:
-        return kernel.tf32
-    mine = f"kernel {kernel.name!r}"
-    if precision not in (None, "tf32"):
-        raise KernelError(f"precision must be None or 'tf32', got {precision!r}")
-    if precision and name != "float32":
-        raise KernelError(f"precision='tf32' rounds float32 operands, got {name}; leave it out")
-    if precision:
-        others = ", ".join(each for each, info in kernels.items() if info.tf32)
-        raise KernelError(
-            f"precision='tf32' leaves 10 of the 23 bits of mantissa, and {mine} has no such "
-            f"product; leave it out, or use one of {others} (CuPy arrays)"
-        )
-    if name == "float32" and kernel.tf32:
-        raise KernelError(
-            f"{mine} takes float32 as TF32 only, of whose 23 bits of mantissa 10 remain; give "
-            f"precision='tf32' if that will do, or else kernel='blas'"
-        )
+    if name in kernel.dtypes:
+        return
     takes, instead = ", ".join(kernel.dtypes), "cast with .astype, or use kernel='blas' for halves"
     if a.dtype.kind == "c":
         instead = "multiply the .real and .imag parts, products of their own; .astype drops .imag"
-    raise KernelError(f"{mine} takes {takes}, got {name}; {instead}")
+    raise KernelError(f"kernel {kernel.name!r} takes {takes}, got {name}; {instead}")
 
 
 def _check_device(a: Array, b: Array, kernel: Kernel) -> None:

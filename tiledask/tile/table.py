@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 from tiledask.errors import KernelError
@@ -91,8 +91,6 @@ class Kernel:
     tile: Tile | None = None  # What it uses if none is given; None for a library's own
     chooses: bool = False  # Whether it then chooses itself, and `tile` is only the usual one
     built: tuple[Config, ...] = ()  # What our CUDA kernels are built for, by NVRTC
-    tf32: Run | None = None
-    """What multiplies float32 operands rounded to TF32, for those who ask; None if nothing does."""
 
     @property
     def why_not(self) -> str:
@@ -145,8 +143,8 @@ class Kernel:
     def tiles_for(self, dtype: str) -> tuple[Tile, ...]:
         """Those of `tiles` that go with elements of ``dtype``.
 
-        >>> kernels["mma_multistage"].tiles_for("float32")  # 64 bytes of k
-        ((128, 128, 16), (64, 64, 16))
+        >>> kernels["mma_multistage"].tiles_for("float16")  # 64 bytes of k
+        ((128, 128, 32), (64, 64, 32))
         """
         size = as_dtype(dtype).itemsize
         return tuple(config.block for config in self.built if config.itemsize == size)
@@ -185,7 +183,7 @@ class KernelTable(Printable, dict[str, Kernel]):
             shown = ", ".join("x".join(map(str, tile)) for tile in tiles) or "none to choose"
             rows[name] = {
                 "arrays": each.arrays,
-                "types": ", ".join(each.dtypes + (("float32 as tf32",) if each.tf32 else ())),
+                "types": ", ".join(each.dtypes),
                 "tiles": shown + (", or any" if each.tile and not each.built else ""),
                 "needs": each.needs or {"numpy": "any CPU", "cupy": "any GPU"}[each.arrays],
                 "here": "available" if each.available else "unavailable",
@@ -207,8 +205,6 @@ def _ours(run: Run, dtypes: tuple[str, ...], **more: Any) -> Kernel:
     return Kernel(name, "cupy", dtypes, run, workspace, built[0].block, built=built, **more)
 
 
-_MMA, _WGMMA, _CUBLAS = launch.mma_multistage, launch.wgmma_ws_persistent, numpy_kernels.cublas
-_TF32 = partial(_CUBLAS, tf32=True)
 kernels = KernelTable(
     (each.name, each)
     for each in (
@@ -217,9 +213,9 @@ kernels = KernelTable(
         Kernel("blas", "numpy", _ALL, numpy_kernels.blas, _blas_workspace),
         _ours(launch.smem_tiled, ("float32",)),
         _ours(launch.sgemm_warptiled, ("float32",)),
-        _ours(_MMA, HALVES, chooses=True, tf32=_MMA),
-        _ours(_WGMMA, HALVES, chooses=True),
-        Kernel("cublas", "cupy", _ALL, _CUBLAS, _cublas_workspace, tf32=_TF32),
+        _ours(launch.mma_multistage, HALVES, chooses=True),
+        _ours(launch.wgmma_ws_persistent, HALVES, chooses=True),
+        Kernel("cublas", "cupy", _ALL, numpy_kernels.cublas, _cublas_workspace),
     )
 )
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 SMEM, SGEMM, MMA, WGMMA = (kernel for kernel in configs if kernel != "tiled")
 WIDE, NARROW = (each.block for each in configs[WGMMA])
 LARGE, SMALL = (each.block for each in configs[SGEMM])
-LARGE_16, SMALL_16, LARGE_32, SMALL_32 = (each.block for each in configs[MMA])
+LARGE_16, SMALL_16 = (each.block for each in configs[MMA])
 ALL = {"beta": -1.0, "bias": True, "gelu": True, "before": True}
 
 
@@ -83,16 +83,14 @@ def test_smem_agrees_with_float64(gpu, extent, shape):
 
 
 def panel(kernel, shape, layouts="CCC", margin=8, **more):
-    """A case of sgemm, of mma in bf16, or of mma in tf32; "tf32" is the last."""
+    """A case of sgemm, or of mma in bf16."""
     dtype = "bfloat16" if kernel == MMA else "float32"
-    return GemmCase(
-        *shape, layouts, **{"dtype": dtype} | more, margin=margin, tf32=kernel == "tf32"
-    )
+    return GemmCase(*shape, layouts, **{"dtype": dtype} | more, margin=margin)
 
 
 def run(gpu, case, kernel, large=False):
-    tiles = {SGEMM: (SMALL, LARGE), MMA: (SMALL_16, LARGE_16), "tf32": (SMALL_32, LARGE_32)}
-    return gpu.loads(case, MMA if kernel == "tf32" else kernel, tiles[kernel][large])
+    tiles = {SGEMM: (SMALL, LARGE), MMA: (SMALL_16, LARGE_16)}
+    return gpu.loads(case, kernel, tiles[kernel][large])
 
 
 def around(k):
@@ -105,7 +103,7 @@ def around(k):
 
 # (kernel, layouts, margin, more); with a margin of 1 operands are copied to their boundaries
 VARIANTS = [
-    *((kernel, how, 8, {}) for kernel in (SGEMM, MMA, "tf32") for how in ("CCC", "FFC")),
+    *((kernel, how, 8, {}) for kernel in (SGEMM, MMA) for how in ("CCC", "FFC")),
     *((kernel, how, 1, {}) for kernel in (SGEMM, MMA) for how in ("FCC", "CFC")),
     (MMA, "FFC", 8, {"out_dtype": "float32"}),
     (MMA, "CFC", 8, {"dtype": "float16"}),
@@ -116,15 +114,9 @@ VARIANTS = [
 @pytest.mark.parametrize("i", range(9))
 @pytest.mark.parametrize(("kernel", "layouts", "margin", "more"), VARIANTS)
 def test_panels_agree_with_float64(gpu, i, kernel, layouts, margin, more):
-    """Of tf32, with the product of rounded operands."""
     shape = around(16 if kernel == SGEMM else 32)[i]
     for seed in (0, 1):
         run(gpu, panel(kernel, shape, layouts, margin, seed=seed, **more), kernel)
-
-
-def test_tf32_is_not_float32(gpu):
-    with pytest.raises(AssertionError, match="from float64"):
-        run(gpu, panel(SGEMM, (64, 64, 32)), "tf32")
 
 
 ENDED = {
@@ -153,10 +145,8 @@ def test_the_large_tile(gpu, shape, layouts):
 NO_CONFLICT = {
     SGEMM: {(READ, 16): 1, (COPY, 16): 1, (COPY, 4): 1, (WRITE, 16): 1},
     MMA: {(READ, 8): 1, (COPY, 16): 1, (READ, 4): 0, (WRITE, 8): 1, (LDMATRIX, 16): 1},
-    "tf32": {(READ, 8): 1, (COPY, 16): 1, (READ, 4): 1, (WRITE, 8): 1, (LDMATRIX, 16): 1},
 }
-"""How often shared memory is asked, by kind and bytes a lane. mma_multistage reads 4 bytes where
-float32 is turned, which ldmatrix cannot do."""
+"""How often shared memory is asked, by kind and bytes a lane."""
 
 
 @pytest.mark.few(3)
@@ -316,7 +306,7 @@ no edge is looked for along k: && left >= TILE_K =>
 a turned operand is not transposed: ldmatrix_transposed(r, => ldmatrix(r,
 chunks are not where they were put:
     panel + Layout::at(start + e, p + d + lane % 8)
-    => panel + Layout::at(start + e, p + d) + lane % 8 * Layout::PITCH
+    => panel + Layout::at(start + e, p + d) + lane % 8 * Layout::LENGTH
 B's halves change places: [j % 2 * 2], f.b => [j % 2 * 2 + 1], f.b
 lanes read rows before they are put: __syncwarp();  // all lanes have put => //
 """)
@@ -428,11 +418,7 @@ CONFLICTS = {
     "16 of k at a time, and so few lines": (SGEMM, (COPY, 4), "? 32 : 8;", "? 32 : 16;"),
     "chunks that stay where they are": (
         *(MMA, (LDMATRIX, 16)),
-        *(": CHUNKS == 4 ? line / 2 % 4 : line % 8", ": 0"),
-    ),
-    "lines that start in one bank": (
-        *("tf32", (READ, 4)),
-        *("LENGTH + (ONE_BY_ONE ? 8 : 0)", "LENGTH"),
+        *("CHUNKS == 4 ? line / 2 % 4 : line % 8", "0"),
     ),
 }
 

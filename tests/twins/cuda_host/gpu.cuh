@@ -25,19 +25,12 @@ inline float to_float(float x) { return x; }
 inline float to_float(bf16 x) { return bits_to_float(unsigned(x.bits) << 16); }
 inline float to_float(f16 x) { _Float16 y; memcpy(&y, &x, 2); return float(y); }
 
-// float32 with the last `dropped` bits rounded to nearest, ties to even or away from 0
-inline unsigned rounded(float x, int dropped, bool even) {
-    unsigned bits = float_to_bits(x);
-    if (x != x) return 0x7FFFFFFF;
-    const unsigned half = 1u << (dropped - 1);
-    bits += even ? half - 1 + (bits >> dropped & 1) : half;
-    return bits >> dropped << dropped;
-}
-
 template <class T> T from_float(float x);
 template <> inline float from_float<float>(float x) { return x; }
 template <> inline bf16 from_float<bf16>(float x) {
-    return bf16{static_cast<unsigned short>(rounded(x, 16, true) >> 16)};
+    if (x != x) return bf16{0x7FFF};
+    const unsigned bits = float_to_bits(x);  // rounded to nearest, ties to even
+    return bf16{static_cast<unsigned short>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
 }
 template <> inline f16 from_float<f16>(float x) {
     const _Float16 y = static_cast<_Float16>(x);
@@ -45,7 +38,6 @@ template <> inline f16 from_float<f16>(float x) {
     memcpy(&z, &y, 2);
     return z;
 }
-inline unsigned rounded_for_tf32(unsigned bits) { return rounded(bits_to_float(bits), 13, false); }
 
 float power_of_2(float x);
 float reciprocal(float x);

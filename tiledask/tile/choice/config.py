@@ -38,7 +38,7 @@ class Config:
     """Rows and columns of C whose operands one warp (or warp group) reads from shared memory."""
     threads: int  # Of a block
     itemsize: int  # Bytes of an element of A and B
-    peak: str  # What bounds it: "fp32", "tf32", "bf16", "fp16"; empty on a CPU
+    peak: str  # What bounds it: "fp32", "bf16", "fp16"; empty on a CPU
     registers: int = 0  # Of a thread, at launch; 0 if unknown
     stages: int = 1  # Tiles of A and B in shared memory at one time
     stage_extra: int = 0  # Bytes of a stage beside the elements: barriers, longer lines
@@ -215,8 +215,6 @@ configs: dict[str, tuple[Config, ...]] = {
     "mma_multistage": (
         _panels("bf16", (128, 128, 32), 3),
         _panels("bf16", (64, 64, 32), 4),
-        _panels("tf32", (128, 128, 16), 3),
-        _panels("tf32", (64, 64, 16), 4),
     ),
     "wgmma_ws_persistent": (hopper(), hopper(128)),
 }
@@ -226,8 +224,8 @@ configs: dict[str, tuple[Config, ...]] = {
 def config_of(kernel: str | Config, dtype: str = "", tile: int | Tile | None = None) -> Config:
     """The configuration that ``kernel`` uses for elements of ``dtype``, and for ``tile`` if given.
 
-    >>> print(config_of("mma_multistage", "float32"))
-    mma_multistage 128x128x16, 3 stages
+    >>> print(config_of("mma_multistage", "float16"))
+    mma_multistage 128x128x32, 3 stages
     """
     if isinstance(kernel, Config):
         return kernel
@@ -358,9 +356,8 @@ _BLOCKS = ((64, 64), (128, 64), (128, 128), (128, 256), (256, 128))
 _OTHERS: dict[str, list[Config]] = {
     "sgemm_warptiled": [_panels("fp32", b, 2) for b in product((64, 128), (64, 128), (8, 16))],
     "mma_multistage": [
-        _panels(peak, (*block, tk // size), stages)
+        _panels("bf16", (*block, tk), stages)
         for block, tk, stages in product(_BLOCKS, (32, 64), (3, 4))
-        for peak, size in (("bf16", 1), ("tf32", 2))
     ],
     "wgmma_ws_persistent": [
         hopper(columns, cluster, stages=stages)

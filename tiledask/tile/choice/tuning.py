@@ -115,7 +115,6 @@ def tune(
         raise KernelError("there is no tile to measure: candidates is empty; give one or more")
     xp, times, done = namespace(found.arrays), dict[Tile, list[float]](), [0]
     rng, out = xp.random.default_rng(seed), xp.empty((m, n), kind)
-    precision = "tf32" if found.tf32 and kind.name not in found.dtypes else None
     every = len(predicted) * repeats
 
     def look() -> tuple[int, int, str]:
@@ -131,7 +130,7 @@ def tune(
             for tile in predicted:
 
                 def run(tile: Tile = tile, a: object = a, b: object = b) -> None:
-                    matmul(a, b, kernel, tile, out, precision=precision)
+                    matmul(a, b, kernel, tile, out)
 
                 if tile not in times:
                     run()

@@ -32,13 +32,6 @@ template <> __device__ inline f16 from_float<f16>(float x) {
     return y;
 }
 
-// The bits of a float32, rounded to nearest for tensor cores that read 10 bits of its mantissa and
-// ignore the other 13, which are not cleared. A NaN stays one.
-__device__ inline unsigned rounded_for_tf32(unsigned bits) {
-    const float x = __uint_as_float(bits);
-    return x == x ? bits + 0x1000 : bits;
-}
-
 // 2^x by the unit for special functions: within a factor of 1 +- 2^-22; what is below 2^-126 is 0.
 __device__ inline float power_of_2(float x) {
     float y;
@@ -145,7 +138,6 @@ template <int N> __device__ inline void copies_wait() {
 //
 //   A, 16 rows        a[0] (g, 2t..)   a[2] (g, 2t+8..)     B   b[0] (2t.., g)    D   d[0,1] (g, 2t..)
 //   x 16 of k         a[1] (g+8, 2t..) a[3] (g+8, 2t+8..)       b[1] (2t+8.., g)      d[2,3] (g+8, 2t..)
-//   x 8 in tf32: t for 2t.., t+4 for 2t+8..
 
 // Four 8 x 8 matrices of 2-byte elements: lane i gives the address of row i % 8 of matrix i / 8 and
 // gets elements (g, 2t), (g, 2t+1) of each.
@@ -166,15 +158,14 @@ __device__ inline void ldmatrix_transposed(unsigned (&r)[4], const void* row) {
 template <class T>
 __device__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
 
-#define MMA(T, SHAPE, IN)                                                                          \
+#define MMA(T)                                                                                     \
     template <> __device__ inline void mma<T>(                                                     \
         float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {                           \
-        asm volatile("mma.sync.aligned." SHAPE ".row.col.f32." IN "." IN ".f32 "                   \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." #T "." #T ".f32 "                    \
                      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"             \
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                              \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));          \
     }
-MMA(bf16, "m16n8k16", "bf16")
-MMA(f16, "m16n8k16", "f16")
-MMA(float, "m16n8k8", "tf32")  // of rounded_for_tf32
+MMA(bf16)
+MMA(f16)
 #undef MMA

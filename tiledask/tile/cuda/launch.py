@@ -3,7 +3,6 @@
 Each gets a, b and out, checked before; launches on the device and stream in use, and does not wait.
 """
 
-from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -41,8 +40,7 @@ def sgemm_warptiled(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilog
 def mma_multistage(
     a: Array, b: Array, out: Array, tile: Tile | None, epilogue: Epilogue
 ) -> TileTraffic:
-    """Halves on a warp's tensor cores, or float32 rounded to TF32, of whose mantissa they read 10
-    bits; 64 bytes of k at a time."""
+    """Halves on a warp's tensor cores, 64 bytes of k at a time."""
     tile = config_of("mma_multistage", name_of(a.dtype), tile).block
     return _run("mma_multistage", *_by_rows(a, b, out), tile, epilogue)
 
@@ -199,9 +197,6 @@ def _plan(
         del macros["PAIRS"]  # its threads move single elements
         return _Plan({"TILE": rows} | macros, (across, down), (rows, rows), 0, tile)
     config = config_of(name, a.dtype, tile)
-    if name == "mma_multistage" and a.itemsize == 4:
-        # lines are longer by 8 floats where those are read one by one
-        config = replace(config, stage_extra=32 * depth * ((not a.by_rows) + b.by_rows))
     macros |= _lies(a, b, c) | {"TILE_M": rows, "TILE_N": columns, "TILE_K": depth}
     macros["STAGES"] = config.stages
     return _Plan(macros, (across * down,), (config.threads,), config.shared_bytes, tile)

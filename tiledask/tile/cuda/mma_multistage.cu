@@ -1,5 +1,5 @@
 // C = activation(alpha A B + beta C + bias) on the tensor cores of a warp, from sm_80 on: bf16 and
-// fp16, or float32 rounded to tf32, summed in float32, copies several stages ahead of the arithmetic.
+// fp16, summed in float32, copies several stages ahead of the arithmetic.
 //
 //                          n                      level      what it is           what it owns
 //                 .-----+-----+-----.             grid       blockIdx.x: a tile   C, by tiles in a
@@ -21,14 +21,14 @@
 //   multiplied    s  |  s+1 |  s+2 |      each in TILE_K / STEP_K steps; while one is multiplied, the
 //                                         next one's fragments are read into registers
 //
-// On the compiler's command line: TYPE (bf16, f16, or float for tf32), OUT (TYPE, or float), TILE_M,
-// TILE_N, TILE_K, STAGES, A_TURNED (1: A is contiguous along m), B_TURNED (1: along n).
+// On the compiler's command line: TYPE (bf16 or f16), OUT (TYPE, or float), TILE_M, TILE_N,
+// TILE_K, STAGES, A_TURNED (1: A is contiguous along m), B_TURNED (1: along n).
 
 #define WARP_ROWS 64
 #include "panels.cuh"
 
-const int STEP_K = 32 / sizeof(TYPE);      // of k, for one mma
-const int IN_CHUNK = 16 / sizeof(TYPE);    // elements of the 16 bytes that ldmatrix takes of a line
+const int STEP_K = 16;   // of k, for one mma
+const int IN_CHUNK = 8;  // elements of the 16 bytes that ldmatrix takes of a line
 const int MMA_ROWS = WARP_M / 16, MMA_COLS = WARP_N / 16;  // a warp's fragments of A, and of B
 const int STEPS = TILE_K / STEP_K;
 static_assert(STEPS % 2 == 0, "fragments alternate between two sets of registers");
@@ -38,21 +38,17 @@ static_assert(STEPS % 2 == 0, "fragments alternate between two sets of registers
 // ldmatrix reads the same chunk of 8 lines at a time, a copy writes 8 neighbouring chunks at a time:
 // both should touch all 8 groups of 4 banks. Lines of 128 bytes or more keep chunk c at c ^ line,
 // another group in each of 8 lines. Two lines of 64 bytes fill all groups once: such pairs exchange.
-//
-// There is no ldmatrix that transposes 4-byte elements: turned float32 is read one by one, in 4 lines
-// at a time 8 neighbours. Lines longer by 8 keep those apart, and one address serves all of them.
 template <int EXTENT, int TURNED> struct Swizzled {
     static constexpr int LINES_OF_K = TURNED;
-    static constexpr bool ONE_BY_ONE = TURNED && sizeof(TYPE) == 4, LINEAR = ONE_BY_ONE;
-    static constexpr int LENGTH = TURNED ? EXTENT : TILE_K, PITCH = LENGTH + (ONE_BY_ONE ? 8 : 0);
-    static constexpr int SIZE = (TURNED ? TILE_K : EXTENT) * PITCH;
+    static constexpr bool LINEAR = false;
+    static constexpr int LENGTH = TURNED ? EXTENT : TILE_K, SIZE = EXTENT * TILE_K;
     static constexpr int CHUNKS = LENGTH / IN_CHUNK;
     static_assert(CHUNKS == 4 || CHUNKS % 8 == 0, "lines of 64 bytes, or of 128 times any number");
 
     __device__ static inline int at(int e, int p) {
         const int line = TURNED ? p : e, i = TURNED ? e : p;
-        const int twist = ONE_BY_ONE ? 0 : CHUNKS == 4 ? line / 2 % 4 : line % 8;
-        return line * PITCH + (i / IN_CHUNK ^ twist) * IN_CHUNK + i % IN_CHUNK;
+        const int twist = CHUNKS == 4 ? line / 2 % 4 : line % 8;
+        return line * LENGTH + (i / IN_CHUNK ^ twist) * IN_CHUNK + i % IN_CHUNK;
     }
 };
 
@@ -66,26 +62,13 @@ static_assert(THREADS / 32 * 16 * ROW_PITCH * 4 <= STAGES * STAGE * int(sizeof(T
 // mma takes those of A with the rows' halves first, those of B with the halves of k first.
 template <class Layout, int K_FIRST>
 __device__ inline void load(unsigned (&r)[4], const TYPE* panel, int start, int p) {
-    const int lane = threadIdx.x % 32;
-    if (Layout::ONE_BY_ONE) {
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
-            const int e = (K_FIRST ? q / 2 : q % 2) * 8, d = (K_FIRST ? q % 2 : q / 2) * IN_CHUNK;
-            r[q] = shared_read<unsigned>(
-                panel + Layout::at(start + lane / 4, lane % 4) + Layout::at(e, p + d));
-        }
-    } else {  // this lane's address is for line lane % 8 of quarter lane / 8
-        const int q = lane / 8;
-        const int e = (K_FIRST ? q / 2 : q % 2) * 8, d = (K_FIRST ? q % 2 : q / 2) * IN_CHUNK;
-        if (Layout::LINES_OF_K) {
-            ldmatrix_transposed(r, panel + Layout::at(start + e, p + d + lane % 8));
-        } else {
-            ldmatrix(r, panel + Layout::at(start + e + lane % 8, p + d));
-        }
-    }
-    if (sizeof(TYPE) == 4) {
-#pragma unroll
-        for (int q = 0; q < 4; ++q) r[q] = rounded_for_tf32(r[q]);
+    // this lane's address is for line lane % 8 of quarter lane / 8
+    const int lane = threadIdx.x % 32, q = lane / 8;
+    const int e = (K_FIRST ? q / 2 : q % 2) * 8, d = (K_FIRST ? q % 2 : q / 2) * IN_CHUNK;
+    if (Layout::LINES_OF_K) {
+        ldmatrix_transposed(r, panel + Layout::at(start + e, p + d + lane % 8));
+    } else {
+        ldmatrix(r, panel + Layout::at(start + e + lane % 8, p + d));
     }
 }
 
