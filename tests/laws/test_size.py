@@ -1,8 +1,9 @@
 """The size law: each room has the lines that pyproject.toml gives it, [tool.size], or fewer.
 
-What one room gets, another gives: the rooms add up to no more than the whole. What is won stays: a
-room well under its number lowers it. Lines of code are no blank ones, comments, docstrings or
-imports. `python tests/laws/test_size.py` prints today's table.
+What one room gets, another gives: the rooms add up to no more than the whole. A change may bring
+SLACK lines, which the next one takes out. What is won stays: a room well under its number lowers
+it. Lines of code are no blank ones, comments, docstrings or imports. `python
+tests/laws/test_size.py` prints today's table.
 """
 
 import ast
@@ -17,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
 SIZE = TOOL["size"]
 KINDS = (".py", ".pyi", ".js", ".css", ".cu", ".cuh", ".cpp", ".h")
+SLACK = 30
+"""Lines that a room may have beyond its number, so that a first change need not be a second one."""
 LONG = 500
 """Lines of a file that nobody reads in one go."""
 
@@ -64,11 +67,11 @@ def test_every_room_is_within_its_lines():
     now, may = rooms(), SIZE["rooms"]
     assert now.keys() == may.keys(), "a room without lines, or lines without a room"
     over = [
-        f"{room} has {have} lines, {have - most} more than it may: take out as much, or lower "
-        "another room in pyproject.toml and say in the commit what users get for it"
+        f"{room} has {have} lines, {have - most} more than pyproject.toml says; {SLACK} are free: "
+        "take out as much, or lower another room there and say in the commit what users get"
         for room in may
         for have, most in zip(now[room], may[room], strict=True)
-        if have > most
+        if have > most + SLACK
     ]
     assert not over, "\n".join(over)
 
@@ -89,6 +92,8 @@ def test_the_rooms_add_up_to_no_more_than_the_whole():
     for top, whole in (("tiledask", SIZE["package"]), ("tests", SIZE["tests"])):
         parts = [most for room, most in SIZE["rooms"].items() if room.split("/")[0] == top]
         assert sum(lines for lines, _ in parts) <= whole
+        now = sum(lines for room, (lines, _) in rooms().items() if room.split("/")[0] == top)
+        assert now <= whole + 2 * SLACK, f"{top} has {now} lines, and {whole} in pyproject.toml"
 
 
 def test_long_files_and_public_names_get_no_more():

@@ -2,10 +2,11 @@
 
     python tests/oracles/transformers_counts.py                all families again
     python tests/oracles/transformers_counts.py lfm2 bamba     these
+    python tests/oracles/transformers_counts.py --add toy toy.json '{"tie_word_embeddings": true}'
 
-A new family is written into the file first, its config and what changes in each case; null stands
-for a count. Needs torch and transformers, in an environment of their own; nothing is allocated. The
-balancing biases of routers, which are buffers in transformers, are counted with the parameters.
+The last adds a family: its config, small, and what each further case changes of it. Needs torch and
+transformers, in an environment of their own; nothing is allocated. The balancing biases of routers,
+which are buffers in transformers, are counted with the parameters.
 """
 
 import gzip
@@ -61,6 +62,12 @@ def counted(kind: str, values: dict[str, Any]) -> int:
 
 def main(kinds: list[str]) -> None:
     found = json.loads(gzip.decompress(FILE.read_bytes()))
+    if kinds[:1] == ["--add"]:
+        kind, path, *changes = kinds[1:]
+        cases = [[change, None] for change in ({}, *map(json.loads, changes))]
+        found[kind], kinds = {"config": json.loads(Path(path).read_text()), "cases": cases}, [kind]
+    if unknown := {*kinds} - found.keys():
+        sys.exit(f"not in the file: {', '.join(unknown)}; put a family there with --add")
     for kind in kinds or found:
         base, cases = found[kind]["config"], found[kind]["cases"]
         found[kind]["cases"] = [[change, counted(kind, base | change)] for change, _ in cases]
