@@ -13,15 +13,15 @@ import tiledask as td
 from tiledask.distributed.pipelines.pipeline import run_program
 from tiledask.distributed.pipelines.stages import flat
 from tiledask.errors import PlacementError, ProgramError
-from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
+from tiledask.plan.pipelines.schedules import LOOPED, V_SHAPED
 
 WIDTH, ROWS = 6, 3
 
 
 def made(name, devices=4):
     """A schedule, its stages, and a batch of ROWS a micro-batch."""
-    stages = devices * (2 if name in V_SHAPED or is_looped(name) else 1)
-    options = {"devices": devices} if is_looped(name) else {}
+    stages = devices * (2 if name in V_SHAPED or name in LOOPED else 1)
+    options = {"devices": devices} if name in LOOPED else {}
     schedule = td.schedule(name, stages, 8, **options)
     layers = td.stages.stack(range(stages + 1), width=WIDTH, hidden=8, dtype="float64")
     x, y = np.random.default_rng(3).normal(size=(2, 8 * ROWS, WIDTH))

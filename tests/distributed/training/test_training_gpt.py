@@ -14,7 +14,7 @@ from oracles.single_gpt import TEXT, assert_single
 
 import tiledask as td
 from tiledask.distributed.training import GPT, train
-from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
+from tiledask.plan.pipelines.schedules import LOOPED, V_SHAPED
 from tiledask.tile.optimizers import SGD
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -126,6 +126,6 @@ def test_every_schedule_trains_what_one_device_does(name, shape, options, model)
 def made(name, devices, microbatches):
     if name in (*V_SHAPED, "dualpipe"):
         return td.schedule(name, 2 * devices, microbatches)
-    if is_looped(name):
+    if name in LOOPED:
         return td.schedule(name, 2 * devices, microbatches, devices=devices)
     return td.schedule(name, devices, microbatches)

@@ -15,8 +15,8 @@ from tiledask.plan.fitting.activations import alive, layer_bytes, saved_tensors
 from tiledask.plan.inputs.layout import SCHEDULES
 from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.plan.ledger import ALWAYS
-from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped
-from tiledask.plan.pipelines.validate import peak_in_flight
+from tiledask.plan.pipelines.schedules import BOTH_WAYS, LOOPED, V_SHAPED
+from tiledask.plan.pipelines.validate import peaks
 
 SMALL = Model(hidden=64, layers=6, heads=8, ffn=256, vocab=96, learned_pos=64, dropout=True)
 GATED = Model(hidden=64, layers=4, heads=8, ffn=128, vocab=96, kv_heads=2, mlp="swiglu")
@@ -208,7 +208,7 @@ def test_what_cannot_be_held_so_is_refused(call, words):
 @pytest.mark.parametrize("p", [2, 4])
 @pytest.mark.parametrize("m", [2, 4, 8, 14, 60])
 def test_in_flight_is_what_the_schedule_holds(name, p, m):
-    looped = is_looped(name) or name == "1f1b"
+    looped = name in LOOPED or name == "1f1b"
     v = 2 if looped or name in V_SHAPED else 1
     if name == "1f1b" and m % p:  # Megatron-LM's interleaved order takes multiples of p
         name, looped, v = "1f1b", False, 1
@@ -216,7 +216,7 @@ def test_in_flight_is_what_the_schedule_holds(name, p, m):
     real = "interleaved" if name == "1f1b" and v > 1 else name
     built = schedule(real, p * v, m, **({"devices": p} if looped else {}))
     states = [alive(name, p, m, layout.interleave, stage) for stage in range(p)]
-    assert tuple(max(map(sum, each)) for each in states) == peak_in_flight(built)
+    assert tuple(max(map(sum, each)) for each in states) == peaks(built)[0]
     for stage, each in enumerate(states):
         chunks = layout.stage_chunks(stage)
         assert all(len(state) == len(chunks) for state in each)

@@ -14,8 +14,8 @@ import tiledask as td
 from tiledask import Schedule, judge, memory_over_time, partition, schedule, simulate, validate
 from tiledask.errors import PartitionError, ScheduleError
 from tiledask.plan.pipelines import closed_form as cf
-from tiledask.plan.pipelines.schedules import called, is_looped
-from tiledask.plan.pipelines.validate import peak_in_flight
+from tiledask.plan.pipelines.schedules import LOOPED, called
+from tiledask.plan.pipelines.validate import peaks
 
 CASES = load_cases("schedule.json")
 
@@ -87,10 +87,10 @@ def runs(case):
             memory["memory_limit"] = i["M_limit_over_M_B"] * i["M_B"]
             built = validate(schedule(ours, stages, m, **times, **memory))
         else:
-            looped = {"devices": p} if is_looped(ours) else {}
+            looped = {"devices": p} if ours in LOOPED else {}
             built = schedule(ours, stages, m, **looped, **options)
         t = simulate(built, **times)
-        assert t.peak_in_flight == peak_in_flight(built)
+        assert t.peak_in_flight == peaks(built)[0]
         yield t, simulate(built, **times | {"latency": 0}).makespan
 
 

@@ -55,7 +55,7 @@ def test_every_action_is_there_once_in_its_place_and_runs(part, half, m, chunks,
     assert len(set(s)) == len(s)
     assert all(s.holder(*a[1:]) == d for d in range(s.devices) for a in s.orders[d])
     assert (s.microbatches, s.devices) == (m, devices)
-    each = 2 if name in known.V_SHAPED else chunks if known.is_looped(name) else 1
+    each = 2 if name in known.V_SHAPED else chunks if name in known.LOOPED else 1
     assert s.stages == each * devices
     assert s.replicas == (2 if name in known.BOTH_WAYS and devices > 1 else 1)
     again = Schedule.from_text(s.to_text())

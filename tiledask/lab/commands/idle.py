@@ -9,7 +9,7 @@ import tiledask as td
 from tiledask.errors import ConfigError, short
 from tiledask.lab.commands.options import Run, numbers
 from tiledask.lab.sweep import schedule_on
-from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
+from tiledask.plan.pipelines.schedules import LOOPED, called, schedule, schedules
 from tiledask.plan.pipelines.timeline import CAUSES
 from tiledask.plan.tables import Part, table
 from tiledask.plan.units import format_percent, format_seconds
@@ -87,8 +87,8 @@ def _made(args: argparse.Namespace) -> td.Schedule:
         raise ConfigError(
             f"{args.schedule} needs {lacks} behind it, {EXAMPLE.replace('1f1b', args.schedule)}"
         )
-    if args.chunks is not None and not is_looped(name):
-        looped = ", ".join(other for other in schedules if is_looped(other))
+    if args.chunks is not None and name not in LOOPED:
+        looped = ", ".join(LOOPED)
         raise ConfigError(f"{name} has no --chunks; any number of them have {looped}")
     given["--chunks"] = 2 if args.chunks is None else args.chunks
     devices, microbatches, chunks = (whole_number(*each, 1) for each in given.items())

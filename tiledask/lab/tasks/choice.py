@@ -12,7 +12,7 @@ from tiledask.errors import ConfigError, ScheduleError
 from tiledask.lab.course.question import LONGEST
 from tiledask.lab.tasks import kind
 from tiledask.lab.tasks.result import within
-from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule
+from tiledask.plan.pipelines.schedules import LOOPED, V_SHAPED, schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -25,7 +25,7 @@ def _chunks(setting: kind.Inputs) -> int:
     """Stages per device: what is asked of looped schedules, two in a V, otherwise one."""
     if setting["schedule"] in V_SHAPED:
         return 2
-    return int(setting.get("chunks", 1)) if is_looped(setting["schedule"]) else 1
+    return int(setting.get("chunks", 1)) if setting["schedule"] in LOOPED else 1
 
 
 def _run(setting: kind.Inputs) -> Timeline:
@@ -34,7 +34,7 @@ def _run(setting: kind.Inputs) -> Timeline:
     A device with v chunks has v stages, which take 1 / v of that each.
     """
     chunks, devices = _chunks(setting), setting["devices"]
-    options = {"devices": devices} if is_looped(setting["schedule"]) else {}
+    options = {"devices": devices} if setting["schedule"] in LOOPED else {}
     stages, microbatches = devices * chunks, setting["microbatches"]
     if stages * microbatches * 3 > _MOST_ACTIONS:
         rule = f"more than the {_MOST_ACTIONS} actions that a puzzle simulates: choose fewer"

@@ -20,8 +20,8 @@ from tiledask.lab.tasks.kind import Inputs, Measured, Targets, frozen_key, idle_
 from tiledask.lab.tasks.order import order_of
 from tiledask.lab.tasks.partition import legal
 from tiledask.plan.pipelines.closed_form import lower_bound
-from tiledask.plan.pipelines.schedules import called, is_looped, schedule, schedules
-from tiledask.plan.pipelines.validate import peak_in_flight, validate
+from tiledask.plan.pipelines.schedules import LOOPED, called, schedule, schedules
+from tiledask.plan.pipelines.validate import peaks, validate
 from tiledask.plan.splitting.partition import capacities, layer_ranges
 from tiledask.plan.units import format_bytes
 
@@ -99,7 +99,7 @@ def _order(inputs: Inputs, stages: int, given: str) -> td.Schedule:
         name = called(given.lower())
         if name not in schedules:
             raise ConfigError(f"no schedule {short(name)}; there are {', '.join(schedules)}")
-        options = {"devices": devices} if is_looped(name) else {}
+        options = {"devices": devices} if name in LOOPED else {}
         order = schedule(name, stages, microbatches, **options)
     if order.replicas > 1:
         raise ScheduleError(f"every stage is on one device here; got {order.replicas} replicas")
@@ -121,7 +121,7 @@ def _found(key: str) -> tuple[float, str]:
     inputs = json.loads(key)
     devices, m, latency = inputs["devices"], inputs["microbatches"], inputs.get("latency", 0.0)
     orders = [schedule(name, devices, m) for name in SEARCHED]
-    peaks, caps = [*map(peak_in_flight, orders)], capacities(inputs["capacity"], devices)
+    most, caps = [peaks(order)[0] for order in orders], capacities(inputs["capacity"], devices)
 
     def bounded(bounds: Sequence[int]) -> tuple[float, Stages]:
         stages = [range(a + 1, b + 1) for a, b in pairwise(bounds)]
@@ -133,7 +133,7 @@ def _found(key: str) -> tuple[float, str]:
         if least >= fastest:
             break  # no order of this split, nor of those after it, is faster
         weights, kept = _sums(inputs, "weights", stages), _sums(inputs, "activations", stages)
-        for order, peak in zip(orders, peaks, strict=True):
+        for order, peak in zip(orders, most, strict=True):
             held = (w + n * k for w, n, k in zip(weights, peak, kept, strict=True))
             if all(nbytes <= cap for nbytes, cap in zip(held, caps, strict=True)):
                 seconds = _composed(inputs, stages, order).run.makespan

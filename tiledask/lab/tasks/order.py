@@ -107,9 +107,8 @@ def read(inputs: kind.Inputs, answer: Any) -> td.Schedule:
 
 
 def measure(inputs: kind.Inputs, order: td.Schedule) -> kind.Measured:
-    run, found = _run(inputs, order), list(peaks(order))
-    device = max(range(order.devices), key=lambda d: found[d][0])
-    kept, turn = found[device]
+    run, (most, turns) = _run(inputs, order), peaks(order)
+    kept, turn = max(most), turns[device := most.index(max(most))]
     where = f"{kept:g} kept from {order.orders[device][turn]} on"
     return {"makespan": (run.makespan, kind.idle_causes(run)), "kept": (int(kept), where)}
 

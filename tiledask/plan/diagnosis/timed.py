@@ -9,7 +9,7 @@ import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
+from tiledask.plan.pipelines.schedules import LOOPED, V_SHAPED, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -30,7 +30,7 @@ Form = tuple[str, int, int]
 def forms(devices: int, most: int = 4) -> Iterator[Form]:
     """Every Form of the table, with up to ``most`` stages on each device."""
     for name in schedules:
-        chunks: Sequence[int] = range(2, most + 1) if is_looped(name) else (1,)
+        chunks: Sequence[int] = range(2, most + 1) if name in LOOPED else (1,)
         for v in (2,) if name in V_SHAPED else chunks:
             yield name, devices, v
 
@@ -43,7 +43,7 @@ def made(name: str, devices: int, chunks: int, microbatches: int, **times: Any) 
     stages = devices * chunks
     if name in STEPWISE and 3 * stages * microbatches > MOST_STEPS:
         return None
-    if is_looped(name):
+    if name in LOOPED:
         times["devices"] = devices
     try:
         order = schedule(name, stages, microbatches, **times)

@@ -19,7 +19,7 @@ import numpy as np
 from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.plan.arrays import Array
 from tiledask.plan.intervals import even
-from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, called, is_looped, schedules
+from tiledask.plan.pipelines.schedules import BOTH_WAYS, LOOPED, V_SHAPED, called, schedules
 from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = ["RECOMPUTE", "SCHEDULES", "Layout", "Numbers", "expert_copies", "expert_slices"]
@@ -199,7 +199,7 @@ def _rules(layout: Layout) -> Iterator[tuple[type[ValueError], bool, str]]:
     rule = f"expert_tp={layout.expert_tp} beside tp={tp} sends each device's own tokens to "
     rule += "experts; use sequence_parallel=True"
     yield ConfigError, expert_slices(layout) != tp > 1 and not layout.sequence_parallel, rule
-    several, of = name in ("1f1b", *V_SHAPED) or is_looped(name), f"schedule={name!r}"
+    several, of = name in ("1f1b", *V_SHAPED) or name in LOOPED, f"schedule={name!r}"
     rule = f"{of} has one chunk on a stage, got interleave={v}; use '1f1b'"
     yield ScheduleError, v > 1 and not several, rule
     rule = f"{of} has two chunks on each stage, got interleave={v}; use interleave=2"

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +48,8 @@ class Schedule:
     """The order of actions on each device, and which device holds each stage. A stage may be on
     several (Chimera, DualPipe): then micro-batch i takes the row of places of number i mod rows.
 
+    Actions are kept in columns, device after device, and made when they are looked at.
+
     >>> s = Schedule.from_text("0F0,0B0; 1F0,1B0")
     >>> s.devices, s.stages, s.microbatches, s.place
     (2, 2, 1, (0, 1))
@@ -55,21 +57,20 @@ class Schedule:
     True
     """
 
-    orders: tuple[tuple[Action, ...], ...]
-    """One row of actions per device."""
+    kind: np.ndarray = field(compare=False)
+    """int8 [actions]: positions in KINDS."""
+    stage: np.ndarray = field(compare=False)
+    microbatch: np.ndarray = field(compare=False)
+    """int32 [actions]."""
+    paired: np.ndarray = field(compare=False)
+    """bool [actions]: whether the device does this forward and the backward after it at once."""
+    turns: np.ndarray = field(compare=False)
+    """int64 [devices + 1]: where each device's actions begin, and where the last one's end."""
     places: tuple[tuple[int, ...], ...]
     """The device of each stage, a row for each way through the devices."""
-    pairs: frozenset[Action] = frozenset()
-    """The forwards that a device does at once with the backward after them."""
     name: str = field(default="", compare=False)
-    kind: np.ndarray = field(init=False, compare=False)
-    """int32 [actions], device after device: positions in KINDS."""
-    stage: np.ndarray = field(init=False, compare=False)
-    microbatch: np.ndarray = field(init=False, compare=False)
     device: np.ndarray = field(init=False, compare=False)
     """int32 [actions]: the device of each."""
-    turns: np.ndarray = field(init=False, compare=False)
-    """int64 [devices + 1]: where each device's actions begin, and where the last one's end."""
     devices: int = field(init=False, compare=False)
     stages: int = field(init=False, compare=False)
     microbatches: int = field(init=False, compare=False)
@@ -78,20 +79,20 @@ class Schedule:
     """Whether there is any backward."""
     replicas: int = field(init=False, compare=False)
     """On how many devices a stage is, at most."""
+    content: tuple[bytes, ...] = field(init=False)
+    """The columns, for comparisons."""
 
     def __post_init__(self) -> None:
-        kinds, *numbers = zip(*self, strict=True) if len(self) else ((), (), ())
-        if unknown := {*kinds} - {*KINDS}:
-            raise ScheduleError(f"the kinds are F, B, I and W, got {', '.join(sorted(unknown))}")
-        codes = "".join(kinds).translate(_CODES).encode()
-        kind = np.frombuffer(codes, np.uint8).astype(np.int32)
-        stage, microbatch = (np.fromiter(each, np.int32, len(self)) for each in numbers)
-        turns = np.cumsum([0, *map(len, self.orders)], dtype=np.int64)
-        device = np.repeat(np.arange(len(self.orders), dtype=np.int32), np.diff(turns))
-        vars(self).update(kind=kind, stage=stage, microbatch=microbatch, device=device, turns=turns)
+        types = {"kind": np.int8, "stage": np.int32, "microbatch": np.int32, "paired": np.bool_}
+        columns = {name: np.asarray(getattr(self, name), each) for name, each in types.items()}
+        counts = np.diff(self.turns)
+        device = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        vars(self).update(columns, device=device, devices=len(counts), stages=len(self.places[0]))
         replicas = max((len({*each}) for each in zip(*self.places, strict=True)), default=0)
-        vars(self).update(devices=len(self.orders), stages=len(self.places[0]), replicas=replicas)
-        vars(self).update(microbatches=1 + int(microbatch.max(initial=-1)), trains=bool(kind.any()))
+        microbatches, trains = 1 + int(self.microbatch.max(initial=-1)), bool(self.kind.any())
+        vars(self).update(replicas=replicas, microbatches=microbatches, trains=trains)
+        content = (column.tobytes() for column in (*columns.values(), counts))
+        vars(self).update(content=tuple(content))
 
     @classmethod
     def of(
@@ -102,9 +103,24 @@ class Schedule:
         pairs: Iterable[Action] = (),
     ) -> "Schedule":
         """The schedule with these actions on each device, whose stages are on the devices of
-        ``place``, or of several rows of it. Raises ScheduleError for other kinds."""
-        places = np.atleast_2d(np.array(list(place), int)).tolist()
-        return cls(tuple(map(tuple, orders)), tuple(map(tuple, places)), frozenset(pairs), name)
+        ``place``, or of several rows of it; ``pairs``: the forwards that are done at once with the
+        backward after them. Raises ScheduleError for other kinds."""
+        rows, both = [*map(tuple, orders)], {*pairs}
+        actions = [*chain.from_iterable(rows)]
+        kinds, stage, microbatch = zip(*actions, strict=True) if actions else ((), (), ())
+        if unknown := {*kinds} - {*KINDS}:
+            raise ScheduleError(f"the kinds are F, B, I and W, got {', '.join(sorted(unknown))}")
+        codes = np.frombuffer("".join(kinds).translate(_CODES).encode(), np.int8)
+        paired, turns = [action in both for action in actions], np.cumsum([0, *map(len, rows)])
+        places = tuple(map(tuple, np.atleast_2d(np.array(list(place), int)).tolist()))
+        return cls(codes, stage, microbatch, paired, turns, places, name)
+
+    @cached_property
+    def orders(self) -> tuple[tuple[Action, ...], ...]:
+        """One row of actions per device."""
+        kinds = np.take([*KINDS], self.kind).tolist()
+        actions = [*map(Action, kinds, self.stage.tolist(), self.microbatch.tolist())]
+        return tuple(tuple(actions[a:b]) for a, b in pairwise(self.turns.tolist()))
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -121,27 +137,17 @@ class Schedule:
         """The device on which ``stage`` works on ``microbatch``."""
         return self.places[microbatch % len(self.places)][stage]
 
-    def actions(self, device: int) -> tuple[Action, ...]:
-        """What ``device`` does, in order."""
-        return self.orders[device]
-
     def __iter__(self) -> Iterator[Action]:
         return chain.from_iterable(self.orders)
 
     def __len__(self) -> int:
-        return sum(map(len, self.orders))
+        return len(self.kind)
 
     def __repr__(self) -> str:
         return (
             f"Schedule({self.name}{': ' * bool(self.name)}{self.stages} stages on {self.devices} "
             f"devices, {self.microbatches} micro-batches, {len(self)} actions)"
         )
-
-    @cached_property
-    def paired(self) -> np.ndarray:
-        """bool [actions]: whether the device does this and the action after it at once."""
-        both = (action in self.pairs for action in self) if self.pairs else repeat(False, len(self))
-        return np.fromiter(both, np.bool_, len(self))
 
     @cached_property
     def maker(self) -> np.ndarray:
@@ -156,16 +162,15 @@ class Schedule:
         micro-batch, on another device, of no pair, missing, or there twice."""
         kind, stage, number = self.kind, self.stage, self.microbatch
         stages, microbatches, device = self.stages, self.microbatches, self.device
-        actions = list(self)
-        if not actions:
+        if not len(self):
             return "the schedule has no action; a stage and micro-batch has two or more, as 0F0,0B0"
         for n in np.flatnonzero((stage < 0) | (stage >= stages) | (number < 0)):
             there = f"there are {stages} stages and {microbatches} micro-batches, counted from 0"
-            return f"{actions[n]} on rank {device[n]} is unknown: {there}"
+            return f"{list(self)[n]} on rank {device[n]} is unknown: {there}"
         placed = np.array(self.places)[number % len(self.places), stage]
         for n in np.flatnonzero(placed != device):
             of = f"stage {stage[n]} of micro-batch {number[n]} is placed on rank {placed[n]}"
-            return f"{actions[n]} is on rank {device[n]}, but {of}: move it there"
+            return f"{list(self)[n]} is on rank {device[n]}, but {of}: move it there"
         after = np.append(np.where(device[1:] == device[:-1], kind[1:], 0), 0)
         for n in np.flatnonzero(self.paired & ((kind > 0) | (after == 0) | (after == 3))):
             turn = n - self.turns[device[n]]
@@ -177,7 +182,7 @@ class Schedule:
         once = [F, np.sort(np.append(B, W))] if self.trains else [F]
         whole = all(len(x) == stages * microbatches and (np.diff(x) > 0).all() for x in once)
         kinds = defaultdict[tuple[int, int], str](str)
-        for action in actions if not whole or not np.array_equal(I, W) else []:
+        for action in self if not whole or not np.array_equal(I, W) else ():
             kinds[action[1:]] += action.kind
         each = ((s, i) for s in range(stages) for i in range(microbatches))
         for s, i in each if kinds else []:
@@ -228,8 +233,9 @@ class Schedule:
         1F0,1F1,1B0,1B1
         """
         lines = ["@" + ",".join(map(str, row)) for row in self.places if len(self.places) > 1]
+        paired = iter(self.paired.tolist())
         for order in self.orders:
-            line = ",".join(f"({a};" if a in self.pairs else f"{a}" for a in order)
+            line = ",".join(f"({a};" if next(paired) else f"{a}" for a in order)
             lines.append(re.sub(r"(\(\w+;),(\w+)", r"\1\2)OVERLAP_F_B", line))
         return "\n".join(lines)
 

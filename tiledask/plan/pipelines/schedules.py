@@ -17,15 +17,17 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from tiledask.errors import ScheduleError, short
 from tiledask.plan.data import meant
 from tiledask.plan.intervals import split
-from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.two_lanes import chimera, dualpipe, dualpipev, in_blocks, zb_v
 from tiledask.plan.pipelines.zb_auto import zb_auto
 from tiledask.plan.whole import MOST_COUNT, whole_number
 
-__all__ = ["called", "is_looped", "layout_schedule", "schedule", "schedules"]
+__all__ = ["called", "layout_schedule", "schedule", "schedules"]
 
 MOST_BLOCKS = 10**6  # stages x micro-batches: some seconds and a gigabyte; more is a typing error
 ALL = 10**9  # forwards ahead: every one there is
@@ -49,21 +51,21 @@ def looped(
             f"{devices} devices; use {' or '.join(map(str, near))} stages"
         )
     parts = 1 if ahead == ALL else max(1, microbatches // devices)
-    groups = [range(*ends) for ends in split(0, microbatches, parts)]
-    orders, kind = list[list[Action]](), "B" if late is None else "I"
-    for d in range(devices):
-        mine, delay = range(d, stages, devices), (late or 0) * d
-        forwards = [Action("F", s, i) for group in groups for s in mine for i in group]
-        back = [Action(kind, s, i) for group in groups for s in reversed(mine) for i in group]
-        weights = [] if late is None else [Action("W", s, i) for _, s, i in back]
-        begun = ahead * (devices - d - (ahead != ALL)) + (chunks - 1) * len(groups[0])
-        done, to_do = forwards[:begun], forwards[begun:]
-        for turn, action in enumerate(back):
-            done += to_do[turn : turn + 1]
-            done.append(action)
-            done += weights[turn - delay : turn - delay + 1] if turn >= delay else []
-        orders.append(done + weights[max(0, len(back) - delay) :])
-    return Schedule.of(orders, (s % devices for s in range(stages)), name)
+    groups = split(0, microbatches, parts)
+    # chunk and micro-batch of a device's forwards, one after the other
+    chunk, number = np.hstack([np.mgrid[:chunks, a:b].reshape(2, -1) for a, b in groups])
+    device, at = np.arange(devices)[:, None], np.arange(len(number))
+    begun = ahead * (devices - device - (ahead != ALL)) + (chunks - 1) * groups[0][1]
+    # the turn of each action, by device: -1 for the first forwards, then a forward, a backward
+    turns = [np.maximum(at - begun, -1), at + 0 * device]
+    turns += [] if late is None else [at + late * device]
+    order = np.argsort(np.hstack(turns), axis=1, kind="stable")
+    kinds = [0, 1] if late is None else [0, 2, 3]
+    back = [chunks - 1 - chunk] * (len(kinds) - 1)
+    stage, kind = device + devices * np.hstack([chunk, *back])[order], np.repeat(kinds, len(at))
+    columns = kind[order], stage, np.tile(number, len(kinds))[order], np.zeros(order.shape)
+    ends, place = np.arange(devices + 1) * order.shape[1], tuple(s % devices for s in range(stages))
+    return Schedule(*(each.ravel() for each in columns), ends, (place,), name)
 
 
 def in_rounds(name: str, ahead: int, late: int | None, stages: int, microbatches: int) -> Schedule:
@@ -112,6 +114,7 @@ OF_PYTORCH = {
     "dualpipev": "dualpipev",
 }
 """What PyTorch calls them, in lower case; its classes' names begin with Schedule."""
+LOOPED = ("interleaved", "looped-bfs", "interleaved-zb")  # any number of stages on each of devices=
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")  # down the stages and back: two on each device
 BOTH_WAYS = ("chimera", "dualpipe")  # two copies of the model, the second from its last stage on
 
@@ -124,15 +127,10 @@ def called(name: str) -> str:
     return OF_PYTORCH.get(lower.removeprefix("schedule")) or (lower if lower in schedules else name)
 
 
-def is_looped(name: str) -> bool:
-    """Whether the schedule takes devices=, for any number of stages on each."""
-    return "devices" in inspect.signature(schedules[name]).parameters
-
-
 def layout_schedule(name: str, stages: int, microbatches: int, devices: int) -> Schedule:
     """What a layout means by ``name``: 1F1B of several stages on a device is interleaved."""
     name = "interleaved" if name == "1f1b" and stages > devices else name
-    options: dict[str, Any] = {"devices": devices} if is_looped(name) else {}
+    options: dict[str, Any] = {"devices": devices} if name in LOOPED else {}
     return schedule(name, stages, microbatches, **options)
 
 

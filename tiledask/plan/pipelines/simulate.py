@@ -94,5 +94,5 @@ def timed(schedule: Schedule, costs: PipelineCosts) -> Timeline:
         end[n] = begin + took[n]
     starts, ends = np.array(start), np.array(end[:-1])
     starts[first + 1], ends[first + 1] = starts[first], ends[first]
-    columns = schedule.device, schedule.kind.astype(np.int8), schedule.stage, schedule.microbatch
+    columns = schedule.device, schedule.kind, schedule.stage, schedule.microbatch
     return Timeline(schedule.devices, *columns, starts, ends, schedule=schedule, costs=costs)

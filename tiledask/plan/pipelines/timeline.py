@@ -22,7 +22,6 @@ import numpy as np
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.costs import PipelineCosts, numbers
 from tiledask.plan.pipelines.schedule import Schedule, sources
-from tiledask.plan.tables import frame
 from tiledask.plan.units import format_seconds
 
 __all__ = ["Footprint", "IdleTime", "Span", "Timeline", "memory_over_time"]
@@ -292,6 +291,8 @@ class Timeline:
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with the columns device, kind, stage, microbatch, start, end."""
+        from tiledask.plan.tables import frame  # here: whoever simulates does without it
+
         return frame({name: getattr(self, name) for name in COLUMNS})
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """Whether an order can run: what each action waits for, who waits in a circle, and memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from tiledask.errors import DeadlockError, ScheduleError
 from tiledask.plan.pipelines.schedule import Action, Schedule, sources
 
-__all__ = ["needs", "peak_in_flight", "peaks", "runnable", "validate"]
+__all__ = ["needs", "peaks", "runnable", "validate"]
 
 
 def needs(schedule: Schedule) -> dict[Action, tuple[Action, ...]]:
@@ -20,18 +20,15 @@ def needs(schedule: Schedule) -> dict[Action, tuple[Action, ...]]:
     }
 
 
-def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Per device, the most (stage, micro-batch) activations kept at once; from the order alone."""
-    return tuple(peak for peak, _ in peaks(schedule))
-
-
-def peaks(schedule: Schedule) -> Iterator[tuple[int, int]]:
-    """Per device, (the most that is kept, the turn at which it is first reached): from a forward to
-    its B or W; without backwards each is let go at once."""
-    for kind in np.split(schedule.kind, schedule.turns[1:-1]):
-        change = np.array([1, -1, 0, -1])[kind]
-        held = np.cumsum(change) if schedule.trains else change
-        yield (int(held.max()), int(held.argmax())) if len(kind) else (0, 0)
+def peaks(schedule: Schedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """By device, the most (stage, micro-batch) activations that are kept, and the turn at which
+    they first are; from the order alone: from a forward to its B or W, and without backwards each
+    is let go at once."""
+    change = np.array([1, -1, 0, -1])[schedule.kind]
+    rows = np.split(change, schedule.turns[1:-1])
+    held = [np.cumsum(row) if schedule.trains else row for row in rows]
+    most = tuple(int(row.max(initial=0)) for row in held)
+    return most, tuple(int(row.argmax()) if len(row) else 0 for row in held)
 
 
 def validate(
@@ -63,7 +60,7 @@ def validate(
     )
     if len(limits) != schedule.devices:
         raise ScheduleError(f"got {len(limits)} memory limits for {schedule.devices} devices")
-    for device, ((peak, turn), limit) in enumerate(zip(peaks(schedule), limits, strict=True)):
+    for device, (peak, turn, limit) in enumerate(zip(*peaks(schedule), limits, strict=True)):
         if limit is not None and peak > limit:
             raise ScheduleError(
                 f"over memory: rank {device} keeps {peak} activations at turn {turn}, and may keep "

@@ -63,6 +63,7 @@ def program(
     for s, size in enumerate(np.broadcast_to(given, last).tolist()):
         sizes |= {f"x{s + 1}": size, f"dx{s + 1}": size}
     pipelines, roles, orders = len(schedule.places), list[ProgramRole](), list[Order]()
+    paired = iter(schedule.paired.tolist())
     for actions in schedule.orders:
         keys = {(a.stage, a.microbatch % pipelines, KINDS.index(a.kind)) for a in actions}
         blocks: Blocks = {}
@@ -71,12 +72,8 @@ def program(
             kind = KINDS[k]
             ops = _ops(schedule, kind, stage, pipeline, split)
             name_of[stage, pipeline, kind] = add_block(blocks, f"{stage}{kind}", ops)
-        orders.append(
-            tuple(
-                Step(name_of[s, i % pipelines, kind], i, (kind, s, i) in schedule.pairs)
-                for kind, s, i in actions
-            )
-        )
+        steps = (Step(name_of[s, i % pipelines, kind], i, next(paired)) for kind, s, i in actions)
+        orders.append(tuple(steps))
         written = (name for ops in blocks.values() for op in ops for name in op.writes)
         roles.append(ProgramRole(blocks, {name: sizes[name] for name in written}))
     return Program(tuple(roles), tuple(orders), tuple(range(len(roles))), schedule.name)

@@ -219,13 +219,10 @@ class _Stages:
             }
         self.states.update(among, norm, axes, prod(self.mesh[axis] for axis in axes))
         blocks["update"] = tuple(tape.take())
+        paired = self.schedule.paired[self.schedule.device == self.device].tolist()
         steps = [
-            Step(
-                names[a.kind, a.stage, rows[a.microbatch], a.microbatch % len(places)],
-                a.microbatch,
-                a in self.schedule.pairs,
-            )
-            for a in self.schedule.orders[self.device]
+            Step(names[kind, s, rows[i], i % len(places)], i, both)
+            for (kind, s, i), both in zip(self.schedule.orders[self.device], paired, strict=True)
         ]
         state, states = self.states.state | self.numbers, self.states
         accumulators = frozenset(states.accumulators | {"loss"})
