@@ -14,11 +14,11 @@ from tiledask.errors import ConfigError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.products.placement import ANY, even_shards
-from tiledask.plan.program.count import moved_by
 from tiledask.plan.program.making.convolutions import WindowTerms
 from tiledask.plan.program.making.layer import layer_program
 from tiledask.plan.program.making.lenet import Split, lenet_program, need
 from tiledask.plan.program.ops import Op
+from tiledask.plan.program.program import moved_by
 
 
 def program_of(split, images, itemsize=4):

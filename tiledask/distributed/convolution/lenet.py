@@ -73,9 +73,6 @@ class LeNet:
     def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
         return self.split.tilings(unit)
 
-    def shapes(self, unit: str, ranks: int, rank: int) -> dict[str, tuple[int, ...]]:
-        return self.split.shapes(unit, rank)
-
 
 class LeNetTrainer(Trainer):
     """One rank's part of LeNet; FLOP are counted from the arrays that are multiplied."""

@@ -15,7 +15,8 @@ from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.intervals import split
 from tiledask.plan.pipelines.timeline import Span
 from tiledask.plan.program.making.pipeline import KERNELS
-from tiledask.plan.program.ops import Op, ProgramData, action_of
+from tiledask.plan.program.ops import Op, action_of
+from tiledask.plan.program.program import Program
 from tiledask.tile.backend import aligned, namespace, synchronize, to_numpy
 
 __all__ = ["StageRunner", "StagesMade", "joined", "shares"]
@@ -40,7 +41,7 @@ class StagesMade(NamedTuple):
 class StageRunner(Interpreter):
     """A rank's way through its order with the kernels of its stages, from its share of `shares`."""
 
-    def __init__(self, rank: Any, program: ProgramData, share: tuple[Any, ...]) -> None:
+    def __init__(self, rank: Any, program: Program, share: tuple[Any, ...]) -> None:
         stages, inputs, targets, self.size, backend = share
         self.xp = namespace(backend)
         self.stages = {s: (stage, stage.init(backend)) for s, stage in stages.items()}
@@ -119,7 +120,7 @@ def joined(parts: Iterable[StagesMade]) -> tuple[np.ndarray, float | None, tuple
 
 
 def shares(
-    program: ProgramData, stages: Sequence[Any], batch: Rows, target: Rows, backend: str
+    program: Program, stages: Sequence[Any], batch: Rows, target: Rows, backend: str
 ) -> list[tuple[Any, ...]]:
     """By rank: its stages by number; by micro-batch the rows of those that begin there, and of
     those that end there; the elements of the whole batch, by which losses and gradients are divided

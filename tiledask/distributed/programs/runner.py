@@ -19,7 +19,8 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.count import call_label, label_of
-from tiledask.plan.program.ops import Op, ProgramData, buffer_of
+from tiledask.plan.program.ops import Op, buffer_of
+from tiledask.plan.program.program import Program
 from tiledask.tile.backend import aligned
 from tiledask.tile.layers.by_name import RankPart
 
@@ -50,7 +51,7 @@ class Interpreter:
     def __init__(
         self,
         rank: Rank | None,
-        program: ProgramData,
+        program: Program,
         state: Mapping[str, Any],
         bind: Bind,
         group: Group | None = None,
@@ -145,7 +146,7 @@ class Interpreter:
     def _message(self, op: Op) -> Call:
         """What sends a buffer, or brings it."""
         x, axes, peer = op.buffer, (op["axis"],), op["peer"]
-        group = self._group(axes, self.program.along(self.index, axes))
+        group = self._group(axes, self.program.members(self.index, axes))
         if op.name == "send":
             send = partial(group.send, to=peer, keep=True)
             return lambda env: send(env[x], label=call_label(self._label, op))
@@ -214,7 +215,7 @@ class Interpreter:
 
     def _together(self, op: Op) -> Any:
         """Whom a collective is among."""
-        return self._group(op["axes"], self.program.members(self.index, op))
+        return self._group(op["axes"], self.program.members(self.index, op["axes"], op["among"]))
 
     def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> Group:
         if (axes, members) not in self._groups:

@@ -22,8 +22,10 @@ import numpy as np
 from tiledask.distributed import tensor as T
 from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.ranks.rank import Rank
+from tiledask.plan.collectives.shards import shards
 from tiledask.plan.intervals import ends_of
-from tiledask.plan.program.making.zero import flat_name, sharded_parts
+from tiledask.plan.products.placement import local_shapes
+from tiledask.plan.program.making.zero import flat_name
 from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
 from tiledask.tile import layers as tile
@@ -102,9 +104,11 @@ class Trainer:
         self.slice, slices = here[self.axis], degrees[self.axis]
         self.units = job.units(here[stage])
         self.tilings = {unit: job.model.tilings(unit, slices) for unit in self.units}
-        self.shapes = {unit: job.model.shapes(unit, slices, self.slice) for unit in self.units}
+        self.shapes = {unit: local_shapes(of, self.slice) for unit, of in self.tilings.items()}
         self.sizes = {unit: sum(map(prod, of.values())) for unit, of in self.shapes.items()}
-        self.parts = sharded_parts(self.sizes, degrees[data], here[data])
+        each = zip(self.sizes, shards([*self.sizes.values()], degrees[data]), strict=True)
+        self.parts = {unit: slice(*ends_of(of)[here[data] :][:2]) for unit, of in each}
+        """By unit, which of its numbers this rank keeps where they are sharded."""
         kept = job.recipe.states
         self.sharded = {s.tensor: s.sharded(job.zero) and degrees[data] > 1 for s in kept}
         self.arrays = {s.tensor: self._states(s) for s in kept}
@@ -208,7 +212,7 @@ class Trainer:
         """(how many numbers, what draws them) of a unit's weights, one after the other."""
         job, group = (
             self.job,
-            self.rank.group().among(self.program.along(self.rank.index, (self.axis,))),
+            self.rank.group().among(self.program.members(self.rank.index, (self.axis,))),
         )
         layout = {name: tiling.placements[0] for name, tiling in self.tilings[unit].items()}
         options = layout, job.seed, f"{unit}.", accumulator(job.dtype), self.rank.backend

@@ -34,7 +34,7 @@ def run_partition(args: argparse.Namespace) -> Run:
     """The best cut, or what --judge is worth: 1 where it breaks a rule, and then no best."""
     equal = args.layers.isdecimal()
     costs = layer_costs(int(args.layers[:30]) if equal else numbers(args.layers, "costs are"))
-    devices, chunks = count(args.devices, "devices"), count(args.chunks, "--chunks")
+    devices, chunks = count("devices", args.devices), count("--chunks", args.chunks)
     if len(costs) < devices * chunks:
         pieces = f"{devices} devices" + f" x {chunks} chunks" * (chunks > 1)
         raise ConfigError(

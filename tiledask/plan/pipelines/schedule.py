@@ -83,7 +83,7 @@ class Schedule:
     """The columns, for comparisons."""
 
     def __post_init__(self) -> None:
-        types = {"kind": np.int8, "stage": np.int32, "microbatch": np.int32, "paired": np.bool_}
+        types = {"kind": "i1", "stage": "i4", "microbatch": "i4", "paired": "?"}
         columns = {name: np.asarray(getattr(self, name), each) for name, each in types.items()}
         counts = np.diff(self.turns)
         device = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
@@ -107,11 +107,12 @@ class Schedule:
         backward after them. Raises ScheduleError for other kinds."""
         rows, both = [*map(tuple, orders)], {*pairs}
         actions = [*chain.from_iterable(rows)]
-        kinds, stage, microbatch = zip(*actions, strict=True) if actions else ((), (), ())
+        kinds, *numbers = zip(*actions, strict=True) if actions else ((), (), ())
         if unknown := {*kinds} - {*KINDS}:
             raise ScheduleError(f"the kinds are F, B, I and W, got {', '.join(sorted(unknown))}")
         codes = np.frombuffer("".join(kinds).translate(_CODES).encode(), np.int8)
-        paired, turns = [action in both for action in actions], np.cumsum([0, *map(len, rows)])
+        stage, microbatch, paired = map(np.array, (*numbers, [a in both for a in actions]))
+        turns = np.cumsum([0, *map(len, rows)])
         places = tuple(map(tuple, np.atleast_2d(np.array(list(place), int)).tolist()))
         return cls(codes, stage, microbatch, paired, turns, places, name)
 

@@ -63,9 +63,10 @@ def looped(
     kinds = [0, 1] if late is None else [0, 2, 3]
     back = [chunks - 1 - chunk] * (len(kinds) - 1)
     stage, kind = device + devices * np.hstack([chunk, *back])[order], np.repeat(kinds, len(at))
-    columns = kind[order], stage, np.tile(number, len(kinds))[order], np.zeros(order.shape)
+    columns = kind[order], stage, np.tile(number, len(kinds))[order]
     ends, place = np.arange(devices + 1) * order.shape[1], tuple(s % devices for s in range(stages))
-    return Schedule(*(each.ravel() for each in columns), ends, (place,), name)
+    kind, stage, number = (column.ravel() for column in columns)
+    return Schedule(kind, stage, number, np.zeros(kind.shape), ends, (place,), name)
 
 
 def in_rounds(name: str, ahead: int, late: int | None, stages: int, microbatches: int) -> Schedule:

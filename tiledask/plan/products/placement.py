@@ -15,7 +15,7 @@ side by side        gate 0 1 2 | up 0 1 2, ...            each rank has its part
 10 heads over 5     kv 0 1   1 2      3        4          kv head 1 is on ranks 0 and 1
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
@@ -30,7 +30,7 @@ from tiledask.plan.products.regions import Region, TensorSlice, overlap, within
 from tiledask.plan.whole import is_whole
 
 __all__ = ["ANY", "Partial", "Placement", "Replicate", "Shard", "Shards", "Tiled", "Tiling"]
-__all__ += ["even_shards"]
+__all__ += ["even_shards", "local_shapes"]
 
 
 @dataclass(frozen=True)
@@ -239,6 +239,11 @@ class Tiling:
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.placements))} of {list(self.shape)}"
+
+
+def local_shapes(tilings: Mapping[str, Tiling], rank: int) -> dict[str, tuple[int, ...]]:
+    """By name, the shapes of what a rank of a group holds of arrays."""
+    return {name: tiling.block_shape((rank,)) for name, tiling in tilings.items()}
 
 
 class Tiled:

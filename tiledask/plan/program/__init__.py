@@ -1,8 +1,8 @@
 """Programs: ops per rank, made from shapes alone, and what reads them.
 
 ops.py       the nouns: ops, blocks, roles, orders
-program.py   a program: these and its readers; as text that people read, and back
+program.py   a program: these, what is wrong with it, and its readers
+text.py      a program read back from its text
 making/      programs of schedules, layers, trainings, LeNet
-walk.py      what is wrong
-count.py     what each rank calls, in order, and the bytes and messages of a collective
+count.py     what each rank calls, in order
 """

@@ -13,16 +13,12 @@ axes of the mesh and coordinates along them, so that ranks with blocks of equal 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from itertools import product
-from math import prod
+from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
-__all__ = ["COLLECTIVES", "COMPUTE_STREAM", "Blocks", "Items", "Op", "Order", "ProgramData"]
+__all__ = ["COLLECTIVES", "COMPUTE_STREAM", "Blocks", "Items", "Op", "Order"]
 __all__ += ["USUAL", "ProgramRole", "Step", "action_of", "add_block", "buffer_of", "message"]
 
 COMPUTE_STREAM = "compute"
@@ -167,68 +163,3 @@ class ProgramRole:
     @property
     def ops(self) -> list[Op]:
         return [op for ops in self.blocks.values() for op in ops]
-
-
-@dataclass(frozen=True, repr=False)
-class ProgramData:
-    """Roles and orders; a `Program` is these with its readers."""
-
-    roles: tuple[ProgramRole, ...]
-    orders: tuple[Order, ...]
-    role_of: tuple[int, ...]
-    name: str = ""
-    mesh: tuple[int, ...] = ()
-    """(): all ranks along one axis."""
-    ranks: int = field(init=False, compare=False)
-    shape: tuple[int, ...] = field(init=False, compare=False)
-    """Of the mesh, of one axis too."""
-    coordinates: tuple[tuple[int, ...], ...] = field(init=False, compare=False)
-    """Where in the mesh each rank is."""
-    alike: list[list[int]] = field(init=False, compare=False)
-    """The ranks, by what they do: with one role and one order."""
-
-    def __post_init__(self) -> None:
-        alike: dict[tuple[int, int], list[int]] = {}
-        for rank, order in enumerate(self.orders):
-            alike.setdefault((self.role_of[rank], id(order)), []).append(rank)
-        shape = self.mesh or (len(self.orders),)
-        coordinates = tuple(product(*map(range, shape)))
-        vars(self).update(ranks=len(self.orders), shape=shape, coordinates=coordinates)
-        vars(self).update(alike=list(alike.values()))
-
-    def role(self, rank: int) -> ProgramRole:
-        return self.roles[self.role_of[rank]]
-
-    def peer(self, rank: int, op: Op) -> int:
-        """The rank at the other end of a message."""
-        axis = op["axis"]
-        apart: int = op["peer"] - self.coordinates[rank][axis]
-        return rank + apart * prod(self.shape[axis + 1 :])
-
-    def members(self, rank: int, op: Op) -> tuple[int, ...]:
-        """The ranks that take part in a collective of ``rank``, in their order."""
-        return _groups(self.shape, op["axes"], op["among"])[rank]
-
-    def along(self, rank: int, axes: tuple[int, ...]) -> tuple[int, ...]:
-        """The ranks that differ from ``rank`` along some axes only."""
-        return _groups(self.shape, axes)[rank]
-
-    def sent(self, source: int, target: int) -> Iterator[tuple[str, int]]:
-        """What a rank sends to another, in its order: the buffer and the micro-batch."""
-        blocks = self.role(source).blocks
-        for step in self.orders[source]:
-            for op in blocks[step.block]:
-                if op.name == "send" and self.peer(source, op) == target:
-                    yield op.buffer, step.microbatch
-
-
-@lru_cache(1024)
-def _groups(
-    shape: tuple[int, ...], axes: tuple[int, ...], among: tuple[int, ...] = ()
-) -> dict[int, tuple[int, ...]]:
-    """By rank, those of its group along some axes of a mesh."""
-    order = sorted(range(len(shape)), key=lambda axis: axis in axes)
-    numbers = np.arange(prod(shape)).reshape(shape).transpose(order)
-    rows = numbers.reshape(-1, prod(shape[axis] for axis in axes))
-    groups = map(tuple, (rows[:, among] if among else rows).tolist())
-    return {rank: of for of in groups for rank in of}

@@ -16,55 +16,33 @@ An op is    [WRITES =] [do] NAME [READS] [to PEER | from PEER [along AXIS]] [{AR
 A schedule's program is read back; those with state and collectives are for reading only.
 """
 
-import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain, product
+from math import prod
 from typing import Any, Self
 
 import numpy as np
 
-from tiledask.errors import ProgramError, short
+from tiledask.errors import ProgramError
+from tiledask.plan.collectives.algorithms import default
+from tiledask.plan.collectives.cost import cost, ranks_of
+from tiledask.plan.collectives.rows import halo_cost
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.count import moved_by
-from tiledask.plan.program.ops import (
-    COMPUTE_STREAM,
-    Op,
-    Order,
-    ProgramData,
-    ProgramRole,
-    Step,
-    action_of,
-    buffer_of,
-    message,
-)
-from tiledask.plan.program.walk import walk
+from tiledask.plan.program.ops import Op, Order, ProgramRole, action_of, buffer_of
+from tiledask.plan.program.text import parsed
 
-__all__ = ["Program"]
-
-_RANKS = r"\d{1,8}(?: \d{1,8})*"
-_SIZE = r" ?(\S+) (\d{1,18}) B"
-_LINE = re.compile(
-    rf"program ?(?P<program>.*)|rank (?P<ranks>{_RANKS}):(?P<steps>.*)"
-    rf"|of rank (?P<role>{_RANKS}):(?P<sizes>(?:{_SIZE},?)*)|(?P<block>\d{{1,8}}[FBIW]'*)"
-    r"|(?:(?P<writes>[^=]+?) = )?do (?P<kernel>[^\s={@]+)(?P<reads>(?: [^\s={@]+)*)"
-    r"|(?:send (?P<sent>\S+) to|(?P<came>\S+) = recv from) (?P<peer>\d{1,8})(?: @(?P<stream>\S+))?"
-)
-_STEP = re.compile(r"(\(?)([^\s().]+)\.(\d{1,9})\)?")
-_USUAL_LINES = (
-    "'rank 0: 0F.0', 'of rank 0: x1 8 B' before its blocks, and in them 'y = do kernel x', "
-    "'send x to 1' or 'x = recv from 0'"
-)
+__all__ = ["Program", "moved_by"]
 
 
 @dataclass(frozen=True, repr=False)
-class Program(ProgramData):
+class Program:
     """The ops of every rank.
 
     >>> import tiledask as td
@@ -87,6 +65,52 @@ class Program(ProgramData):
     7.0
     """
 
+    roles: tuple[ProgramRole, ...]
+    orders: tuple[Order, ...]
+    role_of: tuple[int, ...]
+    name: str = ""
+    mesh: tuple[int, ...] = ()
+    """(): all ranks along one axis."""
+    ranks: int = field(init=False, compare=False)
+    shape: tuple[int, ...] = field(init=False, compare=False)
+    """Of the mesh, of one axis too."""
+    coordinates: tuple[tuple[int, ...], ...] = field(init=False, compare=False)
+    """Where in the mesh each rank is."""
+    alike: list[list[int]] = field(init=False, compare=False)
+    """The ranks, by what they do: with one role and one order."""
+
+    def __post_init__(self) -> None:
+        alike: dict[tuple[int, int], list[int]] = {}
+        for rank, order in enumerate(self.orders):
+            alike.setdefault((self.role_of[rank], id(order)), []).append(rank)
+        shape = self.mesh or (len(self.orders),)
+        coordinates = tuple(product(*map(range, shape)))
+        vars(self).update(ranks=len(self.orders), shape=shape, coordinates=coordinates)
+        vars(self).update(alike=list(alike.values()))
+
+    def role(self, rank: int) -> ProgramRole:
+        return self.roles[self.role_of[rank]]
+
+    def peer(self, rank: int, op: Op) -> int:
+        """The rank at the other end of a message."""
+        axis = op["axis"]
+        apart: int = op["peer"] - self.coordinates[rank][axis]
+        return rank + apart * prod(self.shape[axis + 1 :])
+
+    def members(
+        self, rank: int, axes: tuple[int, ...], among: tuple[int, ...] = ()
+    ) -> tuple[int, ...]:
+        """The ranks that differ from ``rank`` along some axes only, or these ``among`` them."""
+        return _groups(self.shape, axes, among)[rank]
+
+    def sent(self, source: int, target: int) -> Iterator[tuple[str, int]]:
+        """What a rank sends to another, in its order: the buffer and the micro-batch."""
+        blocks = self.role(source).blocks
+        for step in self.orders[source]:
+            for op in blocks[step.block]:
+                if op.name == "send" and self.peer(source, op) == target:
+                    yield op.buffer, step.microbatch
+
     def check(self) -> Self:
         """The program itself, if it can run and nothing in it is left over.
 
@@ -102,7 +126,7 @@ class Program(ProgramData):
             ...
         tiledask.errors.ProgramError: deadlock: turn 2 of rank 0, 0B.0: 'dx1 = recv from 1 @from_1' waits for rank 1; turn 0 of rank 1, 1F.0: 'x1 = recv from 0 @from_0' waits for rank 0, which never sends it to rank 1
         """  # noqa: E501
-        walk(self)
+        _walk(self)
         return self
 
     @cached_property
@@ -122,7 +146,8 @@ class Program(ProgramData):
                 if op.name == "send":
                     moved[:, rank, self.peer(rank, op)] += times * role.sizes[op.buffer], times
                 else:
-                    members, each = self.members(rank, op), moved_by(op)
+                    members = self.members(rank, op["axes"], op["among"])
+                    each = moved_by(op)
                     me = members.index(rank)
                     moved[:, rank, members] += times * np.stack([each.bytes[me], each.messages[me]])
         return Traffic(*moved)
@@ -258,64 +283,138 @@ class Program(ProgramData):
         >>> td.Program.from_text(text).to_text() == text
         True
         """
-        name, roles = "", list[ProgramRole]()
-        steps, role_of = dict[int, str](), dict[int, int]()
-        for number, line in enumerate(map(str.strip, text.splitlines()), 1):
-            if not line:
-                continue
-            found = _LINE.fullmatch(line)
-            here = map(int, (found["ranks"] or found["role"] or "").split()) if found else ()
-            if found and found["program"] is not None:
-                name = found["program"]
-            elif found and found["ranks"]:
-                steps |= dict.fromkeys(here, found["steps"])
-            elif found and found["role"]:
-                role_of |= dict.fromkeys(here, len(roles))
-                sizes = re.findall(_SIZE, found["sizes"])
-                roles.append(ProgramRole({}, {name: int(size) for name, size in sizes}))
-            elif found and found["block"] and roles:
-                roles[-1].blocks[line] = ()
-            elif found and not found["block"] and roles and roles[-1].blocks:
-                if buffer := found["sent"] or found["came"]:
-                    if buffer not in roles[-1].sizes:
-                        way = f"write its size, as in 'of rank 0: {buffer} 8 B'"
-                        raise ProgramError(f"line {number}: {buffer} is no buffer of it; {way}")
-                    kind, stream = "send" if found["sent"] else "recv", found["stream"]
-                    op = message(kind, buffer, int(found["peer"]), 0, stream or COMPUTE_STREAM)
-                else:
-                    writes = tuple((found["writes"] or "").split())
-                    op = Op(found["kernel"], tuple(found["reads"].split()), writes)
-                roles[-1].blocks[[*roles[-1].blocks][-1]] += (op,)
-            else:
-                words = f"line {number} cannot be read: {short(line)}; write {_USUAL_LINES}"
-                raise ProgramError(words)
-        ranks = range(len(steps))
-        if not steps or sorted(steps) != [*ranks] or not set(steps) <= set(role_of):
-            raise ProgramError(
-                f"ranks are numbered from 0, and each has parts ('of rank ...'); got lines of "
-                f"ranks {sorted(steps)} and parts of {sorted(role_of)}"
-            )
-        for op in (op for role in roles for op in role.ops if op.kind == "message"):
-            if op["peer"] not in ranks:
-                raise ProgramError(f"there are ranks 0 to {len(ranks) - 1}, and it says '{op!r}'")
-        numbers = tuple(role_of[rank] for rank in ranks)
-        orders: dict[tuple[int, str], Order] = {}
-        for rank in ranks:
-            blocks, order = roles[numbers[rank]].blocks, list[Step]()
-            for word in steps[rank].split():
-                match = _STEP.fullmatch(word)
-                if not match or match[2] not in blocks:
-                    raise ProgramError(
-                        f"rank {rank} has no part {short(word)}; write a part and its frame, as in "
-                        f"0F.3; its parts are {', '.join(blocks)}"
-                    )
-                order.append(Step(match[2], int(match[3]), bool(match[1])))
-            orders.setdefault((numbers[rank], steps[rank]), tuple(order))
-        given = tuple(orders[numbers[rank], steps[rank]] for rank in ranks)
-        return cls(tuple(roles), given, numbers, name)
+        return cls(*parsed(text))
 
     __str__ = to_text
 
     def __repr__(self) -> str:
         name = f"{self.name}: " if self.name else ""
         return f"{type(self).__name__}({name}{self.ranks} ranks)"
+
+
+@lru_cache(1024)
+def _groups(
+    shape: tuple[int, ...], axes: tuple[int, ...], among: tuple[int, ...] = ()
+) -> dict[int, tuple[int, ...]]:
+    """By rank, those of its group along some axes of a mesh."""
+    order = sorted(range(len(shape)), key=lambda axis: axis in axes)
+    numbers = np.arange(prod(shape)).reshape(shape).transpose(order)
+    rows = numbers.reshape(-1, prod(shape[axis] for axis in axes))
+    groups = map(tuple, (rows[:, among] if among else rows).tolist())
+    return {rank: of for of in groups for rank in of}
+
+
+@lru_cache(10_000)
+def moved_by(op: Op) -> Traffic:
+    """The Traffic between the members of a collective without buffers and label."""
+    n, counts = ranks_of(op.name, op["counts"]), op["counts"]
+    if not op.name.startswith("halo"):
+        return cost(op.name, default(op.name, n), counts, op["itemsize"])
+    row = op["itemsize"] * (sum(counts) // max(1, sum(op["extents"])))
+    return halo_cost(op.name, op["extents"], row, op["before"], op["after"])
+
+
+# -- what is wrong ---------------------------------------------------------------------------------
+
+_Place = tuple[int, int, Op]
+"""Where an op is: of which rank, at which of its steps."""
+
+
+def _walk(program: Program) -> None:
+    """Go through all orders at once. Raises ProgramError for the first fault.
+
+        rank 0   recv x --- linear --- all_reduce --- ...    every rank goes on until it lacks a
+        rank 1         ... linear --- all_reduce --- ...     message, or others of a collective
+
+    Where no rank can go on, those who wait for each other are a deadlock.
+    """
+    orders = [_places(program, rank) for rank in range(program.ranks)]
+    at = [next(order, None) for order in orders]  # where each rank stands; None: at its end
+    # by from, to, buffer and micro-batch, what nobody has taken
+    sent: dict[tuple[int, int, str, int], _Place] = {}
+    ready = [*reversed(range(program.ranks))]
+    while ready:
+        rank = ready.pop()
+        while place := at[rank]:
+            (_, n, op), done = place, [place]
+            if op.kind == "collective":
+                members = program.members(rank, op["axes"], op["among"])
+                come = not _missing(program, at, members)
+                done = [each for member in members if come and (each := at[member])]
+            elif op.kind == "message":
+                peer, what = program.peer(rank, op), (op.buffer, program.orders[rank][n].microbatch)
+                if op.name == "send":
+                    sent[rank, peer, *what] = place
+                    ready.append(peer)
+                elif came := sent.pop((peer, rank, *what), None):
+                    here, there = (program.role(r).sizes[op.buffer] for r in (rank, peer))
+                    if here != there:
+                        rule = f"{op.buffer} has {there:g} B where it is sent, {here:g} B here"
+                        both = "; ".join(_where(program, *each) for each in (came, place))
+                        raise ProgramError(f"{rule}: {both}")
+                else:
+                    done = []
+            if not done:
+                break
+            for each in done:
+                at[each[0]] = next(orders[each[0]], None)
+            ready += [each[0] for each in done if each is not place]
+    waits = []
+    for rank, n, op in [place for place in at if place][:4]:
+        never = ""
+        if op.kind == "collective":
+            members = program.members(rank, op["axes"], op["among"])
+            other = _missing(program, at, members)[0]
+        else:
+            other = program.peer(rank, op)
+            if (op.buffer, program.orders[rank][n].microbatch) not in program.sent(other, rank):
+                never = f", which never sends it to rank {rank}"
+        waits.append(f"{_where(program, rank, n, op)} waits for rank {other}{never}")
+    if waits:
+        raise ProgramError(f"deadlock: {'; '.join(waits)}")
+    for place in sent.values():
+        where = _where(program, *place)
+        raise ProgramError(f"this is sent to a rank that never takes it: {where}")
+
+
+def _where(program: Program, rank: int, n: int, op: Op) -> str:
+    step = program.orders[rank][n]
+    return f"turn {n} of rank {rank}, {step.block}.{step.microbatch}: '{op!r}'"
+
+
+def _places(program: Program, rank: int) -> Iterator[_Place]:
+    """The ops in their order. When one is done, what it reads is there, and what it writes is
+    written once; what nothing uses is a fault at the end."""
+    role = program.role(rank)
+    made, unread = dict[tuple[str, int], _Place](), dict[tuple[str, int], _Place]()
+    for n, (block, microbatch, _) in enumerate(program.orders[rank]):
+        for op in role.blocks[block]:
+            yield rank, n, op
+            for name in map(buffer_of, op.reads):
+                unread.pop((name, microbatch), None)
+                if name not in role.state and (name, microbatch) not in made:
+                    rule = f"{name} is read and was not written before; first make it"
+                    raise ProgramError(f"{rule}: {_where(program, rank, n, op)}")
+            for name in map(buffer_of, op.writes):
+                if name in role.state:
+                    continue
+                here = (rank, n, op)
+                if before := made.get((name, microbatch)):
+                    rule = f"{name} is written twice; leave one out"
+                    both = "; ".join(_where(program, *each) for each in (before, here))
+                    raise ProgramError(f"{rule}: {both}")
+                made[name, microbatch] = unread[name, microbatch] = here
+    for (name, _), here in unread.items():
+        left = f"{name} is left over, nothing on rank {rank} reads it"
+        raise ProgramError(f"{left}: {_where(program, *here)}")
+
+
+def _missing(program: Program, at: list[_Place | None], members: tuple[int, ...]) -> list[int]:
+    """The members that have not come to a collective of these."""
+    return [
+        rank
+        for rank in members
+        if not (here := at[rank])
+        or (op := here[2]).kind != "collective"
+        or program.members(rank, op["axes"], op["among"]) != members
+    ]

@@ -22,6 +22,8 @@ from tiledask.plan.whole import MOST_COUNT, is_whole, whole_number
 __all__ = ["Partition", "Verdict", "contiguous_splits", "judge", "partition", "read_assignment"]
 
 MOST_LAYERS, MOST_STATES = 100_000, 100_000  # of a partition; of partial splits held at once
+count = partial(whole_number, least=1, most=MOST_COUNT, error=PartitionError)
+"""``count(name, value)``: the value as an int of at least 1."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,7 +107,7 @@ def partition(
     >>> partition([1.0] * 8, stages=4, chunks=2).place
     (0, 0, 1, 1, 0, 0, 1, 1)
     """
-    chunks, stages = count(chunks, "chunks"), count(stages, "stages")
+    chunks, stages = count("chunks", chunks), count("stages", stages)
     costs = layer_costs(costs)
     if len(costs) < stages:
         raise PartitionError(f"{len(costs)} layers are fewer than {short(stages)} stages")
@@ -204,7 +206,7 @@ def contiguous_splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
     >>> list(contiguous_splits(4, 2))
     [(0, 1, 4), (0, 2, 4), (0, 3, 4)]
     """
-    for cuts in combinations(range(1, count(layers, "layers")), count(stages, "stages") - 1):
+    for cuts in combinations(range(1, count("layers", layers)), count("stages", stages) - 1):
         yield (0, *cuts, layers)
 
 
@@ -213,15 +215,10 @@ def stage_name(stage: int, devices: int, chunks: int = 1) -> str:
     return f"device {stage % devices}" + (f", chunk {stage // devices}" if chunks > 1 else "")
 
 
-def count(value: object, name: str) -> int:
-    """``value`` as an int of at least 1."""
-    return whole_number(name, value, 1, MOST_COUNT, error=PartitionError)
-
-
 def layer_costs(costs: int | Sequence[float]) -> Sequence[float]:
     """The costs themselves, or those of a number of equal layers; PartitionError for too many."""
     several = costs if isinstance(costs, Sized) and not isinstance(costs, str) else None
-    layers = count(costs, "layers") if several is None else len(several)
+    layers = count("layers", costs) if several is None else len(several)
     if layers > MOST_LAYERS:
         raise PartitionError(f"there are {MOST_LAYERS:,} layers at most, got {short(layers)}")
     return [1.0] * layers if several is None else several
@@ -314,9 +311,9 @@ def judge(
         chunks = cut.stages // cut.devices if chunks is None else chunks
         if costs is None and layers in (None, len(cut.costs)):
             costs, speeds, communication = cut.costs, cut.speeds, cut.communication or None
-    chunks = 1 if chunks is None else count(chunks, "chunks")
+    chunks = 1 if chunks is None else count("chunks", chunks)
     layers = len(costs) if layers is None and costs is not None else layers
-    known = None if devices is None else count(devices, "devices")
+    known = None if devices is None else count("devices", devices)
     groups = read_assignment(assignment, layers, known and known * chunks)
     layers = max((n for g in groups for n in g), default=0) if layers is None else layers
     devices = known or len(groups)

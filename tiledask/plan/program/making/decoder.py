@@ -140,8 +140,3 @@ class Decoder:
             return norm if self.tied else norm | {"w_head": (self.hidden, self.vocabulary)}
         counts = self.head_counts, self.inner
         return block_shapes(self.hidden, *counts, self.gated, bias=not self.gated)
-
-    def shapes(self, unit: str, ranks: int, rank: int) -> Shapes:
-        """Of a unit's weights on one rank of a tensor-parallel group."""
-        tilings = self.tilings(unit, ranks)
-        return {name: tiling.block_shape((rank,)) for name, tiling in tilings.items()}

@@ -31,7 +31,7 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.intervals import even, split
-from tiledask.plan.products.placement import Replicate, Shard, Tiling
+from tiledask.plan.products.placement import Replicate, Shard, Tiling, local_shapes
 from tiledask.plan.program.count import STEP, PlannedCall, calls
 from tiledask.plan.program.making.convolutions import WindowTerms, conv, flat, part, pool
 from tiledask.plan.program.making.layers import TensorLayers
@@ -124,10 +124,6 @@ class Split:
             for kind, shape in SHAPES[name].items()
         }
 
-    def shapes(self, name: str, part: int) -> dict[str, tuple[int, ...]]:
-        """Of what a part has of a layer's weights."""
-        return {k: tiling.block_shape((part,)) for k, tiling in self.tilings(name).items()}
-
     def __str__(self) -> str:
         names = *WAYS[:2], WAYS[3 if self.in_space else 2]
         each = (f"{name} {n}" for name, n in zip(names, self.shape, strict=True) if n > 1)
@@ -177,7 +173,7 @@ class _Step:
         self.parts, self.layers = ways.parts, stages_of(ways.stages)[self.stage]
         self.space, self.whole = ways.in_space, ways.parts == 1
         self.tape = Tape(itemsize)
-        shapes = {NAMES[i]: ways.shapes(NAMES[i], self.part) for i in self.layers}
+        shapes = {NAMES[i]: local_shapes(ways.tilings(NAMES[i]), self.part) for i in self.layers}
         axes = (DATA, PARTS) if self.space else (DATA,)
         given = self.tape, shapes, recipe, 0, prod(ways.shape[axis] for axis in axes), 0
         self.states = UnitStates(*given, together=("gradients", axes))

@@ -24,6 +24,7 @@ from tiledask.plan.collectives.shards import shards
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.intervals import even, part_of, split
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
+from tiledask.plan.products.placement import local_shapes
 from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.program.making.layers import TENSOR, TensorLayers
 from tiledask.plan.program.making.tape import Tape, Value, Written, layer, needed
@@ -119,8 +120,9 @@ def _states(
 ) -> tuple[Tape, UnitStates]:
     copy, tensor, device = map(int, np.unravel_index(rank, mesh))
     tape = Tape(terms.itemsize, split)
-    units = {unit: terms.model.shapes(unit, mesh[TENSOR], tensor) for unit in terms.units(device)}
-    return tape, UnitStates(tape, units, terms.recipe, terms.zero, mesh[DATA], copy)
+    tilings = {unit: terms.model.tilings(unit, mesh[TENSOR]) for unit in terms.units(device)}
+    shapes = {unit: local_shapes(of, tensor) for unit, of in tilings.items()}
+    return tape, UnitStates(tape, shapes, terms.recipe, terms.zero, mesh[DATA], copy)
 
 
 def _alike(
@@ -140,8 +142,8 @@ def _alike(
         blocks.append((tuple(counts), tokens, looks))
     kept: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
     for t, p in product(range(tp), range(pp)) if terms.zero else ():
-        shapes = (terms.model.shapes(unit, tp, t).values() for unit in terms.units(p))
-        kept[t, p] = shards([sum(map(prod, of)) for of in shapes], dp)
+        shapes = (local_shapes(model.tilings(unit, tp), t) for unit in terms.units(p))
+        kept[t, p] = shards([sum(map(prod, of.values())) for of in shapes], dp)
     keys = [
         (of_copy[d] if of_copy else (), blocks[t], p, *(each[d] for each in kept.get((t, p), ())))
         for d, t, p in np.ndindex(mesh)

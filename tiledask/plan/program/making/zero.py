@@ -16,12 +16,11 @@ from math import prod
 from typing import Any
 
 from tiledask.plan.collectives.shards import shards
-from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.making.layers import LayerWeights
 from tiledask.plan.program.making.tape import Tape, Value
 from tiledask.plan.program.ops import Op
 
-__all__ = ["DATA", "PIPELINE", "UnitStates", "flat_name", "sharded_parts"]
+__all__ = ["DATA", "PIPELINE", "UnitStates", "flat_name"]
 
 DATA, PIPELINE = 0, 2
 """Axes of the mesh."""
@@ -30,12 +29,6 @@ DATA, PIPELINE = 0, 2
 def flat_name(tensor: str, unit: str) -> str:
     """The buffer of a tensor class of a unit: "master_weights/layer_0"."""
     return f"{tensor}/{unit}".replace(" ", "_")
-
-
-def sharded_parts(sizes: Mapping[str, int], copies: int, copy: int) -> dict[str, slice]:
-    """By unit, which of its numbers one of the copies keeps where they are sharded."""
-    extents = dict(zip(sizes, shards(list(sizes.values()), copies), strict=True))
-    return {unit: slice(*ends_of(each)[copy : copy + 2]) for unit, each in extents.items()}
 
 
 class UnitStates(LayerWeights):
