@@ -41,7 +41,6 @@ from tiledask.plan.program.making.lenet import (
     Split,
     lenet_program,
     stages_of,
-    unit_dim,
 )
 from tiledask.plan.program.making.zero import DATA
 from tiledask.plan.program.ops import Op
@@ -92,7 +91,7 @@ class LeNetTrainer(Trainer):
                 y, w = arrays[0], made[0]
             elif op.name.endswith("_grad_input"):
                 y, w = arrays[0], arrays[-1]
-            self.flops += 2 * y.size * w.size // max(1, w.shape[unit_dim(w.shape)])
+            self.flops += 2 * y.size * w.size // max(1, y.shape[1])  # of its outputs
             return made
 
         return counted if op["product"] else kernel

@@ -4,6 +4,7 @@ What follows from the operands' tilings and types alone is found once for equal 
 often repeated. What a rank may hold is asked each time.
 """
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from tiledask.distributed.cluster.room import Room
 from tiledask.distributed.products.memory import PANELS, ledger_of
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.ledger import Ledger
-from tiledask.plan.products.cost import MachineRates, ProductCost, cost
+from tiledask.plan.products.cost import MachineRates, cost
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, grids
 from tiledask.plan.products.product_plan import PANEL, RUNTIME, ProductPlan
@@ -55,17 +56,15 @@ class Choice:
     fits: bool = False
     same_mesh: bool = False
     """Whether C lies on the mesh of A and B; only such plans are chosen unasked."""
-    cost: ProductCost | None = None
+    seconds: float = math.inf
+    """Predicted; infinite where it cannot run, or nothing was measured."""
+    busy: tuple[float, ...] = ()
+    """Of each rank, predicted seconds of multiplying and summing."""
 
     @property
     def peak(self) -> int:
         """Bytes that the fullest rank holds; 0 where it cannot run."""
         return self.ledger.peak if self.ledger else 0
-
-    @property
-    def seconds(self) -> float:
-        """Predicted; infinite where it cannot run."""
-        return self.cost.total if self.cost else float("inf")
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,15 +103,14 @@ class Explanation(Printable):
         elif not c.same_mesh:
             notes.append(f"C on {'x'.join(map(str, c.plan.result.mesh))}")
         sizes = format_bytes(c.received), format_bytes(c.total), f"{c.messages}"
-        cost = format_bytes(c.peak), format_seconds(c.seconds) if c.cost else "—"
+        cost = format_bytes(c.peak), format_seconds(c.seconds) if c.busy else "—"
         return mark, c.algorithm, *sizes, *cost, ", ".join(notes)
 
     def to_dict(self) -> dict[str, Any]:
         """The same in bytes and seconds, for programs."""
         names = "algorithm", "options", "why_not", "received", "total", "messages", "peak", "fits"
         rows = [
-            {name: getattr(c, name) for name in names}
-            | {"seconds": c.cost.total if c.cost else None}
+            {name: getattr(c, name) for name in names} | {"seconds": c.seconds if c.busy else None}
             for c in self.choices
         ]
         words = {name: getattr(self, name) for name in ("chosen", "why", "advice", "moved")}
@@ -188,7 +186,9 @@ class ProductQuestion:
             plan, ledger = self._within(name, allowed)
         except PlacementError as error:
             return Choice(name, why_not=str(error))
-        traffic = plan.traffic(*self.itemsizes)
+        traffic, timed = plan.traffic(*self.itemsizes), dict[str, Any]()
+        if self.rates:
+            timed["seconds"], timed["busy"] = cost(plan, *self.itemsizes, self.rates)
         return Choice(
             name,
             plan.options,
@@ -199,7 +199,7 @@ class ProductQuestion:
             ledger=ledger,
             fits=ledger.peak <= allowed,
             same_mesh=plan.result.mesh == self.a.mesh,
-            cost=cost(plan, *self.itemsizes, self.rates) if self.rates else None,
+            **timed,
         )
 
     def _advice(self, seconds: float) -> str:
@@ -234,7 +234,7 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     # of equally fast ones, what leaves C cut as A is, and then what needs least memory
     moved = {c: c.plan and c.plan.result.placements != c.plan.a.placements for c in alike}
     best = min(alike, key=lambda c: (moved[c], c.peak))
-    if best.cost is None:
+    if not best.busy:
         return best.algorithm, (
             f"{best.algorithm}: needs least memory, {format_bytes(best.peak)}, of those that leave "
             f"C as A lies; without rates there are no times."

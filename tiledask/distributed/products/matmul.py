@@ -206,7 +206,7 @@ class _Ready(NamedTuple):
 
 @lru_cache(CACHE)
 def _ready(choice: Choice, dtype: str, backend: str) -> _Ready:
-    plan, ledger, cost, one = choice.plan, choice.ledger, choice.cost, as_dtype(dtype)
+    plan, ledger, one = choice.plan, choice.ledger, as_dtype(dtype)
     assert plan is not None  # what cannot run is never chosen
     assert ledger is not None
     predicted = plan.traffic(one.itemsize, accumulator(one).itemsize)
@@ -225,8 +225,8 @@ def _ready(choice: Choice, dtype: str, backend: str) -> _Ready:
             "panels": [len(mine) for mine in plan.panels],
             "received": list(predicted.received),
             "memory": list(ledger.per_place.values()),
-            "seconds": cost and cost.total,
-            "busy": cost and list(cost.busy),
+            "seconds": choice.seconds if choice.busy else None,
+            "busy": list(choice.busy) or None,
         },
     }
     resident = {

@@ -198,7 +198,7 @@ def _proposal(shape: tuple[int, int, int], way: Blocking, device: str) -> Propos
         task=0.0, request=0.0, overlapped=True,
     )  # fmt: skip
     held = ledger_of(plan, FLOAT, "tiled", way.tile).peak
-    seconds = cost(plan, ITEM, ITEM, rates).total
+    seconds, _ = cost(plan, ITEM, ITEM, rates)
     return Proposal(way, plan, plan.traffic(ITEM).total, held, loaded, seconds)
 
 

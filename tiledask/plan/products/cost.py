@@ -14,7 +14,7 @@ from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.products.regions import extents_of
 from tiledask.plan.products.traffic import Piece
 
-__all__ = ["MachineRates", "ProductCost", "cost"]
+__all__ = ["MachineRates", "cost"]
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,12 @@ class MachineRates:
     """Whether reading goes on beside multiplying: False if every core multiplies already."""
 
 
-@dataclass(frozen=True)
-class ProductCost:
-    """Predicted seconds of a product: of the slowest rank, of tasks and requests, of all."""
-
-    multiply: float
-    read: float
-    sum: float
-    overhead: float
-    total: float
-    busy: tuple[float, ...]
-    """Of each rank, multiplying and summing."""
-
-
-def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRates) -> ProductCost:
-    """The predicted seconds of ``plan``; ``sum_itemsize``: bytes of C's elements in sums."""
-    ranks = list[tuple[float, float, float, float]]()
+def cost(
+    plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRates
+) -> tuple[float, tuple[float, ...]]:
+    """(the predicted seconds of ``plan``, those of each rank multiplying and summing).
+    ``sum_itemsize``: bytes of C's elements in sums."""
+    slowest, busy = 0.0, list[float]()
     for rank in range(plan.ranks):
         (m, n, _), multiply, read = plan.extents(rank), 0.0, 0.0
         for panel in plan.panels[rank]:
@@ -69,14 +59,13 @@ def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRate
         added = sum(p.size for p in plan.partials[rank]) * sum_itemsize
         add = _reading(plan.partials[rank], plan.work, rank, sum_itemsize, rates)
         add += 2 * added / rates.touch
-        together = (max(multiply, read) if rates.overlapped else multiply + read) + add
-        ranks.append((together, multiply, read, add))
-    seconds, multiply, read, add = max(ranks, key=lambda parts: parts[0])
+        together = max(multiply, read) if rates.overlapped else multiply + read
+        slowest = max(slowest, together + add)
+        busy.append(multiply + add)
     # where partial sums are added up they are lent too, and each has an anchor (a task) and a sum
     tasks, requests = (3, 3) if plan.sums else (1, 2)
     overhead = tasks * plan.ranks * rates.task + requests * rates.request
-    busy = tuple(multiplying + adding for _, multiplying, _, adding in ranks)
-    return ProductCost(multiply, read, add, overhead, seconds + overhead, busy)
+    return slowest + overhead, tuple(busy)
 
 
 def _reading(

@@ -42,7 +42,7 @@ from tiledask.plan.program.program import Program
 from tiledask.plan.whole import whole_number
 
 __all__ = ["EACH", "NAMES", "PARAMETERS", "PARTS", "SHAPES", "SIDE", "STAGES", "UNITS", "Need"]
-__all__ += ["Split", "lenet_program", "need", "rows_of", "stages_of", "unit_dim"]
+__all__ += ["Split", "lenet_program", "need", "rows_of", "stages_of"]
 
 WAYS = ("data parallel", "network", "by output units", "space")
 STAGES, PARTS = 1, 2
@@ -64,11 +64,6 @@ UNITS = {name: shapes["b"][0] for name, shapes in SHAPES.items()}
 """Output channels, or outputs of a linear layer: what is sharded of what it gives the next one."""
 EACH = {"conv1": 13 * 13, "conv2": 4 * 4, "fc1": 1, "fc2": 1}
 """Numbers of a unit."""
-
-
-def unit_dim(shape: tuple[int, ...]) -> int:
-    """Along which output units are: the rows of a convolution's w and of b, a matrix's columns."""
-    return 1 if len(shape) == 2 else 0
 
 
 @dataclass(frozen=True)
@@ -110,19 +105,14 @@ class Split:
         stages_of(stages)
         return cls(copies, stages, units * rows, in_space="space" in ways)
 
-    def at(self, rank: int) -> tuple[int, int, int]:
-        """(copy, stage, part) of a rank."""
-        copy, stage, part = map(int, np.unravel_index(rank, self.shape))
-        return copy, stage, part
-
     def tilings(self, name: str) -> dict[str, Tiling]:
-        """How the weights of a layer lie on the parts of its stage."""
-        return {
-            kind: Tiling(
-                shape, (self.parts,), (Replicate() if self.in_space else Shard(unit_dim(shape)),)
-            )
-            for kind, shape in SHAPES[name].items()
-        }
+        """How the weights of a layer lie on the parts of its stage: by output units these are the
+        rows of a convolution's w and of b, the columns of a matrix."""
+        found = {}
+        for kind, shape in SHAPES[name].items():
+            placement = Replicate() if self.in_space else Shard(1 if len(shape) == 2 else 0)
+            found[kind] = Tiling(shape, (self.parts,), (placement,))
+        return found
 
     def __str__(self) -> str:
         names = *WAYS[:2], WAYS[3 if self.in_space else 2]
@@ -168,7 +158,7 @@ class _Step:
     """Writes what a rank does."""
 
     def __init__(self, ways: Split, batch: int, recipe: Recipe, itemsize: int, rank: int) -> None:
-        copy, self.stage, self.part = ways.at(rank)
+        copy, self.stage, self.part = map(int, np.unravel_index(rank, ways.shape))
         self.batch, self.images = batch, even(batch, ways.copies)[copy]
         self.parts, self.layers = ways.parts, stages_of(ways.stages)[self.stage]
         self.space, self.whole = ways.in_space, ways.parts == 1
