@@ -34,7 +34,7 @@ def values(number, **inputs):
         (17, {"polled": [101, 2]}, "2 to 256 percentages"),
         (30, {"hidden": 18}, "take a multiple of 4"),
         (35, {"working": 4}, "workers are 1 to 3, got 4"),
-        (39, {"forward": [1, 1, 1]}, "3 numbers .one per stage."),
+        (39, {"forward": [1, 1, 1]}, "3, one per stage"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_rule(number, inputs, rule):

@@ -95,7 +95,7 @@ def changed(schedule, old, new):
     [
         (lambda s: td.program("1f1b"), ScheduleError, "made of td.schedule"),
         (lambda s: td.program(s, block_bytes=-1), ScheduleError, "0 or more bytes, got -1"),
-        (lambda s: td.program(s, block_bytes=[1, 2]), ScheduleError, "1 for 2 stages"),
+        (lambda s: td.program(s, block_bytes=[1, 2]), ScheduleError, "1, one per boundary"),
         (lambda s: td.program(s, activation=-1), ScheduleError, "activation"),
         (lambda s: td.program(s).timeline({"F": 1}), ProgramError, "blocks of B, F and seconds"),
         (lambda s: Program.from_text("rank 0: 0F.0"), ProgramError, "each has parts"),

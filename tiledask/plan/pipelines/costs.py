@@ -40,55 +40,51 @@ def costs_of(
 ) -> PipelineCosts:
     """The PipelineCosts of ``schedule``; `simulate` says what each number means. Raises
     ScheduleError for times that are negative, not finite or of the wrong shape."""
-    shape = stages, microbatches = schedule.stages, schedule.microbatches
-    of_stages = {
-        (): "one number",
-        (stages,): f"{stages} numbers (one per stage)",
-        (stages, microbatches): f"a table of {stages} x {microbatches} (stage x micro-batch)",
-    }
-
-    def table(times: Times, name: str) -> np.ndarray:
-        values = numbers(times, name, of_stages, "seconds").astype(float)
-        return np.broadcast_to(values[:, None] if values.ndim == 1 else values, shape)
-
+    of = "seconds", schedule.stages, "stage", schedule.microbatches
     halves = backward_input, backward_weight
-    I, W = (None if each is None else table(each, "a part of backward") for each in halves)
+    I, W = (None if each is None else numbers(each, "a part of backward", *of) for each in halves)
     if backward is None and I is not None and W is not None:
         B = I + W
     else:
-        B = table(2.0 if backward is None else backward, "backward")
+        B = numbers(2.0 if backward is None else backward, "backward", *of)
     if I is None:
         I = B / 2 if W is None else B - W
     W = B - I if W is None else W
     if min(I.min(initial=0), W.min(initial=0)) < 0:
         raise ScheduleError(f"a part of the backward is more than the whole of {B.min():g} seconds")
-    seconds = np.stack([table(forward, "forward"), B, I, W])
-    between = {(): "one number", (stages - 1,): f"{stages - 1}, one per boundary between stages"}
+    seconds = np.stack([numbers(forward, "forward", *of), B, I, W], dtype=float)
     places = np.array(schedule.places)
-    delay = numbers(latency, "latency", between, "seconds")
+    delay = numbers(latency, "latency", "seconds", len(places[0]) - 1, "boundary between stages")
     hop = np.where(places[:, 1:] != places[:, :-1], delay, 0.0)
     hop = np.pad(hop, ((0, 0), (1, 1)))
     kind, stage, number = schedule.kind, schedule.stage, schedule.microbatch
     work, first = seconds[kind, stage, number], np.flatnonzero(schedule.paired)
     if overlapped is not None:
-        both = table(overlapped, "overlapped")[stage[first], number[first]]
+        both = numbers(overlapped, "overlapped", *of)[stage[first], number[first]]
         work[first], work[first + 1] = both, 0.0
     # F waits for the stage before, others for that behind, W for its own
     way = np.where(kind == 3, 0.0, hop[number % len(places), stage + (kind != 0)])
     return PipelineCosts(seconds, hop, work, way)
 
 
-def numbers(values: Any, name: str, shapes: dict[Any, str], unit: str) -> np.ndarray:
-    """``values`` as an array of one of ``shapes``, whole numbers as they are. Raises ScheduleError
-    for another shape, and for what is not finite or below 0."""
+def numbers(
+    values: Any, name: str, unit: str, count: int, each: str, microbatches: int | None = None
+) -> np.ndarray:
+    """``values``, one number or one per ``each``, as an array [count]; with ``microbatches``, or a
+    table, as [count, microbatches]. Whole numbers stay as they are. Raises ScheduleError for
+    another shape, and for what is not finite or below 0."""
+    shape: tuple[int, ...] = (count,)
+    rule = f"one number or {count}, one per {each}"
+    if microbatches is not None:
+        shape = count, microbatches
+        rule += f", or a table of {count} x {microbatches} ({each} x micro-batch)"
     try:
         found = np.asarray(values)
         found = found if found.dtype.kind in "iuf" else np.asarray(values, float)
     except (TypeError, ValueError):
         raise ScheduleError(f"{name} must be numbers of {unit}, got {short(values)}") from None
-    if found.shape not in shapes:
-        rule = " or ".join(shapes.values())
+    if found.shape not in ((), (count,), shape):
         raise ScheduleError(f"{name} must be {rule}; got shape {found.shape}")
     if len(wrong := found[~(np.isfinite(found) & (found >= 0))]):
         raise ScheduleError(f"{name} must be finite and 0 or more {unit}, got {wrong[0]:g}")
-    return found
+    return np.broadcast_to(found[:, None] if found.ndim == 1 < len(shape) else found, shape)

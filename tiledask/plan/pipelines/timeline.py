@@ -356,15 +356,9 @@ def memory_over_time(
     >>> held.peaks, held.peak
     ((4, 3, 2, 1), (4, 0, 3.0))
     """
-    acts = timeline.acts
-
-    def each(values: float | Sequence[float], name: str, what: str, count: int) -> np.ndarray:
-        shapes = {(): "one number", (count,): f"{count}, one per {what}"}
-        return np.broadcast_to(numbers(values, name, shapes, "bytes"), count)
-
-    stages = 1 + int(timeline.stage.max(initial=0))
-    whole = each(activation, "activation", "stage", stages)
-    part = whole if weight_part is None else each(weight_part, "weight_part", "stage", stages)
+    acts, of = timeline.acts, ("bytes", 1 + int(timeline.stage.max(initial=0)), "stage")
+    whole = numbers(activation, "activation", *of)
+    part = whole if weight_part is None else numbers(weight_part, "weight_part", *of)
     if (part > whole).any():
         raise ScheduleError(f"weight_part is at most activation; got {part} of {whole} by stage")
     none = np.zeros_like(whole)  # by F, B, I, W, U and M of each stage
@@ -375,7 +369,7 @@ def memory_over_time(
         change = np.append(-change, change)
     order = np.lexsort((times, device))  # at equal times what goes is before what comes
     steps = []
-    for d, first in enumerate(each(static, "static", "device", timeline.devices)):
+    for d, first in enumerate(numbers(static, "static", "bytes", timeline.devices, "device")):
         mine = order[slice(*np.searchsorted(device[order], (d, d + 1)))]
         held = first + np.append(0, np.cumsum(change[mine]))
         steps.append((np.append(0.0, times[mine]), held))

@@ -13,9 +13,8 @@ backward; for_w_s the part of that which the gradient of the weights needs.
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from tiledask.errors import ScheduleError, short
+from tiledask.plan.pipelines.costs import numbers
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.pipelines.validate import validate
 from tiledask.plan.program.ops import Blocks, Op, Order, ProgramRole, Step, add_block, message
@@ -48,19 +47,15 @@ def program(
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"a program is made of td.schedule(...), got {short(schedule)}")
     validate(schedule)
-    last, given = schedule.stages - 1, np.asarray(block_bytes)
-    if given.dtype.kind not in "iu" or given.shape not in ((), (last,)):
-        raise ScheduleError(
-            f"block_bytes must be one whole number or one per boundary between stages, {last} for "
-            f"{schedule.stages} stages; got {short(block_bytes)}"
-        )
-    if (least := given.min(initial=0)) < 0:
-        raise ScheduleError(f"block_bytes must be 0 or more bytes, got {least}")
+    last = schedule.stages - 1
+    between = numbers(block_bytes, "block_bytes", "bytes", last, "boundary between stages")
+    if between.dtype.kind == "f":
+        raise ScheduleError(f"block_bytes must be whole numbers, got {short(block_bytes)}")
     activation = whole_number("activation", activation, 0, error=ScheduleError)
     split = any(action.kind == "I" for order in schedule.orders for action in order)
     kept = {"kept": 0, "for_w": activation, "dy": 0} if split else {"kept": activation}
     sizes = {f"{name}{s}": size for s in range(last + 1) for name, size in kept.items()}
-    for s, size in enumerate(np.broadcast_to(given, last).tolist()):
+    for s, size in enumerate(between.tolist()):
         sizes |= {f"x{s + 1}": size, f"dx{s + 1}": size}
     pipelines, roles, orders = len(schedule.places), list[ProgramRole](), list[Order]()
     paired = iter(schedule.paired.tolist())
