@@ -46,7 +46,7 @@ def test_what_stays_is_weights_and_states_and_no_gradient_of_images_is_made():
     program = program_of(Split(1, 1, 4, in_space=True), 8)
     for role in program.roles:
         assert role.state["weights/conv2"] == role.state["variance/conv2"] == 4 * 25_050
-        kernels = [op.name for op in role.ops]
+        kernels = [op.name for ops in role.blocks.values() for op in ops]
         assert kernels.count("conv2d_grad_weight") == 2
         assert kernels.count("conv2d_grad_input") == 1
     assert max(program.memory.per_place.values()) > 4 * 4 * 129_068
@@ -65,7 +65,7 @@ def test_rows_of_11_over_4_ranks_are_lent_both_ways_and_weights_are_summed():
     weights = [(name, Tiling(shape, (ANY,), (Replicate(),)), 8) for name, shape in shapes]
     given = "conv", 4, (("x0", held, 8),), tuple(weights), tuple(options.items()), 8
     program = layer_program(*given).check()
-    halo = next(op for op in program.role(0).ops if op.name == "halo_exchange")
+    halo = next(op for op in program.role(0).blocks["forward"] if op.name == "halo_exchange")
     row = 8 * 2 * 6 * 5
     assert moved_by(halo).sent == (row, 2 * row, 2 * row, row)
     assert program.traffic.total == 2 * 6 * row + 2 * 3 * 550 * 8

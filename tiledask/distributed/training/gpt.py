@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tiledask.errors import ConfigError, short
+from tiledask.plan.products.placement import local_shapes
 from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.whole import whole_number
 from tiledask.tile import layers as tile
@@ -61,10 +62,11 @@ class GPT(Decoder):
             name: tile.Parameter(shape, "ones" if name.endswith(".w") else "zeros")
             if len(shape) == 1
             else tile.Parameter(shape, scale=0.5 if name == "table" else shape[0] ** -0.5)
-            for name, shape in self.whole_shapes(unit).items()
+            for name, shape in local_shapes(self.tilings(unit, 1), 0).items()
         }
 
     @property
     def size(self) -> int:
         """Numbers in all weights."""
-        return sum(prod(shape) for unit in self.units for shape in self.whole_shapes(unit).values())
+        tilings = (self.tilings(unit, 1) for unit in self.units)
+        return sum(prod(each.shape) for of in tilings for each in of.values())

@@ -159,7 +159,3 @@ class ProgramRole:
     """By buffer that is flat: what lies in it."""
     alias: dict[str, str] = field(default_factory=dict)
     """By buffer of a micro-batch without a place of its own: the state over which it lies."""
-
-    @property
-    def ops(self) -> list[Op]:
-        return [op for ops in self.blocks.values() for op in ops]

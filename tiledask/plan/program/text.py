@@ -1,6 +1,7 @@
 """A schedule's program, read from the text that it writes of itself."""
 
 import re
+from itertools import chain
 
 from tiledask.errors import ProgramError, short
 from tiledask.plan.program.ops import COMPUTE_STREAM, Op, Order, ProgramRole, Step, message
@@ -62,8 +63,8 @@ def parsed(text: str) -> tuple[tuple[ProgramRole, ...], tuple[Order, ...], tuple
             f"ranks are numbered from 0, and each has parts ('of rank ...'); got lines of "
             f"ranks {sorted(steps)} and parts of {sorted(role_of)}"
         )
-    for op in (op for role in roles for op in role.ops if op.kind == "message"):
-        if op["peer"] not in ranks:
+    for op in chain.from_iterable(ops for role in roles for ops in role.blocks.values()):
+        if op.kind == "message" and op["peer"] not in ranks:
             raise ProgramError(f"there are ranks 0 to {len(ranks) - 1}, and it says '{op!r}'")
     numbers = tuple(role_of[rank] for rank in ranks)
     orders: dict[tuple[int, str], Order] = {}

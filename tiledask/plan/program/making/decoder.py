@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from tiledask.errors import PartitionError
 from tiledask.plan.collectives.shards import (
     HeadCounts,
-    Shardings,
     block_layout,
     embedding_layout,
 )
@@ -119,24 +118,18 @@ class Decoder:
 
     def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
         """How a unit's weights lie on the ranks of a tensor-parallel group: norms on each."""
-        layout: Shardings = {}
-        if unit in ("embedding", "head"):
-            layout = embedding_layout(self.vocabulary, ranks)
-        elif unit != "positions":
+        layout = embedding_layout(self.vocabulary, ranks)
+        shapes: Shapes = {"table": (self.vocabulary, self.hidden)}
+        if unit == "positions":
+            shapes, layout = {"table": (self.positions, self.hidden)}, {}
+        elif unit == "head":
+            shapes = {f"norm.{kind}": (self.hidden,) for kind in ("w" if self.gated else "wb")}
+            shapes |= {} if self.tied else {"w_head": (self.hidden, self.vocabulary)}
+        elif unit != "embedding":
             layout = block_layout(self.head_counts, self.inner, ranks)
+            counts = self.head_counts, self.inner
+            shapes = block_shapes(self.hidden, *counts, self.gated, bias=not self.gated)
         return {
             name: Tiling(shape, (ranks,), (layout.get(name, Replicate()),))
-            for name, shape in self.whole_shapes(unit).items()
+            for name, shape in shapes.items()
         }
-
-    def whole_shapes(self, unit: str) -> Shapes:
-        """Of a unit's weights."""
-        if unit in ("embedding", "positions"):
-            rows = self.vocabulary if unit == "embedding" else self.positions
-            return {"table": (rows, self.hidden)}
-        if unit == "head":
-            kinds = "w" if self.gated else "wb"
-            norm: Shapes = {f"norm.{kind}": (self.hidden,) for kind in kinds}
-            return norm if self.tied else norm | {"w_head": (self.hidden, self.vocabulary)}
-        counts = self.head_counts, self.inner
-        return block_shapes(self.hidden, *counts, self.gated, bias=not self.gated)

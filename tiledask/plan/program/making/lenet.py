@@ -314,7 +314,8 @@ def need(ways: Split | Mapping[str, int] | str, images: int, ranks: int, itemsiz
     roles = [program.role(rank) for rank in range(program.ranks)]
     called = [tuple(calls(program, rank)) for rank in range(program.ranks)]
     kinds = [[call.kind for call in mine] for mine in called]
-    flops = tuple(sum(2 * prod(op["product"]) for op in r.ops if op["product"]) for r in roles)
+    products = ([op["product"] for op in role.blocks[STEP]] for role in roles)
+    flops = tuple(sum(2 * prod(each) for each in mine if each) for mine in products)
     return Need(
         tuple(called),
         tuple(sum(role.state.get(n, 0) for n in weights) // itemsize for role in roles),
