@@ -4,12 +4,11 @@ What follows from the operands' tilings and types alone is found once for equal 
 often repeated. What a rank may hold is asked each time.
 """
 
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,7 @@ class Choice:
     fits: bool = False
     same_mesh: bool = False
     """Whether C lies on the mesh of A and B; only such plans are chosen unasked."""
-    seconds: float = math.inf
+    seconds: float = inf
     """Predicted; infinite where it cannot run, or nothing was measured."""
     busy: tuple[float, ...] = ()
     """Of each rank, predicted seconds of multiplying and summing."""
@@ -186,9 +185,8 @@ class ProductQuestion:
             plan, ledger = self._within(name, allowed)
         except PlacementError as error:
             return Choice(name, why_not=str(error))
-        traffic, timed = plan.traffic(*self.itemsizes), dict[str, Any]()
-        if self.rates:
-            timed["seconds"], timed["busy"] = cost(plan, *self.itemsizes, self.rates)
+        traffic = plan.traffic(*self.itemsizes)
+        seconds, busy = cost(plan, *self.itemsizes, self.rates) if self.rates else (inf, ())
         return Choice(
             name,
             plan.options,
@@ -199,13 +197,14 @@ class ProductQuestion:
             ledger=ledger,
             fits=ledger.peak <= allowed,
             same_mesh=plan.result.mesh == self.a.mesh,
-            **timed,
+            seconds=seconds,
+            busy=busy,
         )
 
     def _advice(self, seconds: float) -> str:
         """Whether distributing pays, where the fastest takes so many ``seconds``."""
         rates = self.rates
-        if rates is None or self.a.ranks == 1 or seconds == float("inf"):
+        if rates is None or self.a.ranks == 1 or seconds == inf:
             return ""
         m, n, k = prod(self.a.shape[:-1]), prod(self.b.shape[1:]), self.a.shape[-1]
         touched = (m * k + k * n + m * n) * self.dtype.itemsize

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import prod
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.products.placement import local_shapes
 from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.whole import whole_number
 from tiledask.tile import layers as tile
@@ -59,14 +58,13 @@ class GPT(Decoder):
         """The parameters of a unit, by name: a norm's factors start at 1, a bias at 0, the others
         at random."""
         return {
-            name: tile.Parameter(shape, "ones" if name.endswith(".w") else "zeros")
-            if len(shape) == 1
-            else tile.Parameter(shape, scale=0.5 if name == "table" else shape[0] ** -0.5)
-            for name, shape in local_shapes(self.tilings(unit, 1), 0).items()
+            name: tile.Parameter(of.shape, "ones" if name.endswith(".w") else "zeros")
+            if len(of.shape) == 1
+            else tile.Parameter(of.shape, scale=0.5 if name == "table" else of.shape[0] ** -0.5)
+            for name, of in self.tilings(unit, 1).items()
         }
 
     @property
     def size(self) -> int:
         """Numbers in all weights."""
-        tilings = (self.tilings(unit, 1) for unit in self.units)
-        return sum(prod(each.shape) for of in tilings for each in of.values())
+        return sum(prod(p.shape) for unit in self.units for p in self.parameters(unit).values())

@@ -108,7 +108,6 @@ class Trainer:
         self.sizes = {unit: sum(map(prod, of.values())) for unit, of in self.shapes.items()}
         each = zip(self.sizes, shards([*self.sizes.values()], degrees[data]), strict=True)
         self.parts = {unit: slice(*ends_of(of)[here[data] :][:2]) for unit, of in each}
-        """By unit, which of its numbers this rank keeps where they are sharded."""
         kept = job.recipe.states
         self.sharded = {s.tensor: s.sharded(job.zero) and degrees[data] > 1 for s in kept}
         self.arrays = {s.tensor: self._states(s) for s in kept}
@@ -210,10 +209,8 @@ class Trainer:
 
     def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
         """(how many numbers, what draws them) of a unit's weights, one after the other."""
-        job, group = (
-            self.job,
-            self.rank.group().among(self.program.members(self.rank.index, (self.axis,))),
-        )
+        members = self.program.members(self.rank.index, (self.axis,))
+        job, group = self.job, self.rank.group().among(members)
         layout = {name: tiling.placements[0] for name, tiling in self.tilings[unit].items()}
         options = layout, job.seed, f"{unit}.", accumulator(job.dtype), self.rank.backend
 
