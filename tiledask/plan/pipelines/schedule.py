@@ -123,6 +123,10 @@ class Schedule:
         actions = [*map(Action, kinds, self.stage.tolist(), self.microbatch.tolist())]
         return tuple(tuple(actions[a:b]) for a, b in pairwise(self.turns.tolist()))
 
+    def actions(self, device: int) -> tuple[Action, ...]:
+        """What ``device`` does, in order."""
+        return self.orders[device]
+
     @property
     def place(self) -> tuple[int, ...]:
         """The device of each stage. Raises ScheduleError where one is on several devices."""
