@@ -20,6 +20,10 @@ def shown(built: Schedule) -> list[str]:
     return [" ".join(f"{a.kind}{a.microbatch}" for a in order) for order in built.orders]
 
 
+def test_every_schedule_says_what_it_is():
+    assert known.WHAT.keys() == schedules.keys()
+
+
 def test_1f1b_warms_up_by_the_stages_behind():
     assert shown(schedule("1f1b", 4, 6)) == [
         "F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5",

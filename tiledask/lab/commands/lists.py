@@ -10,7 +10,7 @@ from tiledask.lab.sweep import compare_schedules
 from tiledask.plan.data import meant, names
 from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.recipes import load_recipe
-from tiledask.plan.pipelines.schedules import schedules
+from tiledask.plan.pipelines.schedules import WHAT, schedules
 from tiledask.plan.tables import table
 
 __all__ = ["run_list"]
@@ -48,8 +48,7 @@ def _recipe(name: str) -> Facts:
 def _schedule(name: str) -> Facts:
     """Of 8 micro-batches on 4 devices, where a backward takes as long as two forwards."""
     found = compare_schedules([name], 4, 8)[name]
-    words = (schedules[name].__doc__ or "").split("\n\n")[0]
-    return {"idle": found["idle"], "kept": found["kept"], "what": " ".join(words.split())}
+    return {"idle": found["idle"], "kept": found["kept"], "what": WHAT[name]}
 
 
 LISTS: dict[str, tuple[str, Callable[[str], Facts]]] = {

@@ -75,36 +75,43 @@ def in_rounds(name: str, ahead: int, late: int | None, stages: int, microbatches
 
 
 schedules: dict[str, Callable[..., Schedule]] = {
-    # layer-wise: one micro-batch goes all the way forward and back, then the next
     "naive": partial(in_rounds, "naive", 0, None),
-    # all forwards, then all backwards (GPipe, arXiv 1811.06965, figure 2c)
     "gpipe": partial(in_rounds, "gpipe", ALL, None),
-    # a backward as soon as there is one (PipeDream-flush; arXiv 2104.04473, figure 3)
     "1f1b": partial(in_rounds, "1f1b", 1, None),
-    # twice as many forwards ahead, which hide the latency (arXiv 2211.05322)
     "eager-1f1b": partial(in_rounds, "eager-1f1b", 2, None),
-    # 1F1B with chunks: a group of micro-batches through each (arXiv 2104.04473, section 2.2)
     "interleaved": partial(looped, "interleaved", 2, None),
-    # GPipe with chunks, breadth first (arXiv 2211.05953)
     "looped-bfs": partial(looped, "looped-bfs", ALL, None),
-    # zero bubble in the memory of 1F1B, and in about twice that (arXiv 2401.10241)
     "zb-h1": partial(in_rounds, "zb-h1", 1, 1),
     "zb-h2": partial(in_rounds, "zb-h2", 2, 2),
-    # the best of several orders for given times within a memory (section 3.1)
     "zb-auto": zb_auto,
-    # ZB-H1 with chunks, as PyTorch has it: one forward ahead for each device behind, not two
     "interleaved-zb": partial(looped, "interleaved-zb", 1, 1),
-    # down the stages and back: two on each device
     "zb-v": zb_v,
-    # in about half and a third of the memory of 1F1B
     "v-half": partial(in_blocks, "v-half", 2, 3, HALF),
     "v-min": partial(in_blocks, "v-min", 3, 2, THIRD),
-    # two streams of micro-batches that meet; of the first two every stage is on two devices
     "chimera": chimera,
     "dualpipe": dualpipe,
     "dualpipev": dualpipev,
 }
 """Each takes stages and microbatches, the looped ones devices, "zb-auto" times and memory."""
+WHAT = {
+    "naive": "layer-wise: a micro-batch goes all the way forward and back, then the next",
+    "gpipe": "all forwards, then all backwards (GPipe, arXiv 1811.06965, figure 2c)",
+    "1f1b": "a backward as soon as there is one (PipeDream-flush; arXiv 2104.04473, figure 3)",
+    "eager-1f1b": "1F1B with twice as many forwards ahead, to hide latency (arXiv 2211.05322)",
+    "interleaved": "1F1B with chunks, a group of micro-batches through each (arXiv 2104.04473)",
+    "looped-bfs": "GPipe with chunks, breadth first (arXiv 2211.05953)",
+    "zb-h1": "1F1B with backwards in two, in its memory (zero bubble, arXiv 2401.10241)",
+    "zb-h2": "the same in about twice that memory",
+    "zb-auto": "the best of several such orders for given times within a memory (section 3.1)",
+    "interleaved-zb": "ZB-H1 with chunks: one forward ahead for each device behind, not two",
+    "zb-v": "chunks down the devices and back, backwards in two (arXiv 2401.10241, section 6)",
+    "v-half": "the same in about half of the memory of 1F1B (arXiv 2405.15362)",
+    "v-min": "and in about a third",
+    "chimera": "two streams that meet, each stage on two devices (arXiv 2107.06925)",
+    "dualpipe": "two streams that meet, a forward and a backward at once (DeepSeek-V3)",
+    "dualpipev": "half of DualPipe, its stages down the devices and back",
+}
+"""What each does first or keeps, and its source."""
 OF_PYTORCH = {
     "gpipe": "gpipe",
     "1f1b": "1f1b",
