@@ -181,7 +181,7 @@ def _what_would(request: Request, plans: Any, would: dict[str, Any]) -> Iterator
     if least is not None and least.devices > many:
         would["devices"] = {"count": least.devices, "layout": vars(least)}
         yield f"  {least.devices:,} devices:\n    {request.command(least.devices, least)}"
-    for option, changed in SAVES.items() if recipe.adapters is None else ():
+    for option, changed in SAVES.items() if not recipe.adapters else ():
         try:
             less = td.offload(recipe, to="cpu") if "offload" in changed else td.load_recipe("lora")
             other = fewest(request, less)

@@ -201,12 +201,12 @@ def recipe_of(args: argparse.Namespace, device: Any) -> Any:
     name = args.recipe
     if args.lora_rank is not None:
         base = td.load_recipe(name or "lora")
-        if base.adapters is None:
+        if not base.adapters:
             raise ConfigError(
                 f"--lora-rank trains adapters alone, and --recipe {base.name} all weights; leave "
                 f"--recipe out, or name lora or qlora"
             )
-        return td.lora(args.lora_rank, base.adapters.matrices, base)
+        return td.lora(args.lora_rank, base.adapters, base)
     if name is None and (args.framework or args.calibration):
         by = {"calibration": args.calibration, "framework": args.framework}
         name = calibration_of(device, td.load_recipe("mixed-adam-16"), **by).trains

@@ -73,7 +73,7 @@ def saved_tensors(
         for each in tensors
         if each.name not in dropped
     ]
-    beside = recipe.adapters.matrices if recipe.adapters and held.adapter_input_bytes else ()
+    beside = recipe.adapters if held.adapter_input_bytes else ()
     for weight in (w for w in found.weights if w.name in beside):
         cut = weight.split and weight.row
         many = (-(-weight.inputs // tp) if cut else weight.inputs) * weight.active

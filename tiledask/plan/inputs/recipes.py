@@ -7,12 +7,11 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields, names, read, read_named
-from tiledask.plan.inputs.weights import Weight
 from tiledask.plan.ledger import ALWAYS
 from tiledask.plan.units import parse_bytes
 from tiledask.plan.whole import whole_number
 
-__all__ = ["Adapters", "Recipe", "State", "Working", "load_recipe", "lora", "minimum_devices"]
+__all__ = ["Recipe", "State", "Working", "load_recipe", "lora", "minimum_devices"]
 __all__ += ["offload", "state_bytes", "zero3_minimum_degree"]
 
 NEVER = 4
@@ -57,25 +56,6 @@ class Working:
     moment: str = field(metadata={"words": MOMENTS})
 
 
-@dataclass(frozen=True)
-class Adapters:
-    """Low-rank matrices beside frozen ones: W x + B (A x), A of rank x in, B of out x rank."""
-
-    rank: int
-    matrices: tuple[str, ...]  # Names of the weights that get one, such as "query" and "value"
-
-    def parameters(self, weight: Weight, tp: int = 1, ep: int = 1) -> int:
-        """Parameters of the adapter beside ``weight`` on one of ``tp`` devices that share its
-        copies over ``ep``: A is whole beside a column-parallel weight, B beside a row-parallel one;
-        0 beside other weights."""
-        if weight.name not in self.matrices or not weight.inputs:
-            return 0
-        share = -(-weight.units // tp) / weight.units if weight.split else 1
-        into, out = weight.inputs, weight.units * weight.size // weight.inputs
-        into, out = (round(into * share), out) if weight.row else (into, round(out * share))
-        return -(-weight.copies // ep) * self.rank * (into + out)
-
-
 @dataclass(frozen=True, repr=False)
 class Recipe:
     """What training (or serving) keeps for every parameter.
@@ -90,7 +70,9 @@ class Recipe:
     states: tuple[State, ...]
     source: str = ""
     working: tuple[Working, ...] = ()
-    adapters: Adapters | None = None  # None: all parameters are trained
+    adapters: tuple[str, ...] = ()
+    """Names of frozen weights beside which low-rank matrices are trained; (): all are trained."""
+    rank: int = 0  # Of these matrices
     product_bytes: int = 0
     """Bytes of an operand of the layers' products, where it is cast before them: 1 in FP8. All
     else stays ``compute_bytes`` wide."""
@@ -172,7 +154,9 @@ def _recipe(fields: Fields) -> Recipe:
         raise fields.fail("states", "names a tensor twice; say each once, with all of its bytes")
     if any(state.zero > NEVER for state in states):
         raise fields.fail("zero", f"must be a ZeRO stage, 1, 2 or 3, or {NEVER} for none")
-    if recipe.adapters is None and any(state.of == "adapters" for state in states):
+    if bool(recipe.rank) != bool(recipe.adapters):
+        raise fields.fail("rank", "is that of adapters; give both, or neither")
+    if not recipe.adapters and any(state.of == "adapters" for state in states):
         raise fields.fail("states", "keep something for adapters, and there are none; add them")
     return recipe
 
@@ -184,17 +168,17 @@ def lora(
 
     Source: Hu et al. 2021, arXiv:2106.09685, section 4.
 
-    >>> lora(rank=8).adapters.rank
+    >>> lora(rank=8).rank
     8
     """
     recipe = load_recipe(base)
-    if recipe.adapters is None:
+    if not recipe.adapters:
         raise ConfigError(f"recipe {recipe.name!r} trains all weights; start from 'lora'")
     rank = whole_number("the rank of an adapter", rank, 1)
     if isinstance(matrices, str) or not matrices or not all(isinstance(m, str) for m in matrices):
         rule = "matrices must be a tuple of names such as ('query', 'value')"
         raise ConfigError(f"{rule}, got {matrices!r}")
-    return replace(recipe, adapters=Adapters(rank, tuple(matrices)))
+    return replace(recipe, adapters=tuple(matrices), rank=rank)
 
 
 def offload(

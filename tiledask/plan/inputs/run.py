@@ -88,8 +88,7 @@ def check_held(recipe: Recipe, model: Model, layout: Layout) -> None:
         )
     every = (weight for kind in model.layer_kinds for weight in kind.weights)
     there = list(dict.fromkeys(weight.name for weight in every if weight.inputs))
-    beside = recipe.adapters.matrices if recipe.adapters is not None else ()
-    if missing := [name for name in beside if name not in there]:
+    if missing := [name for name in recipe.adapters if name not in there]:
         raise ConfigError(
             f"adapters are to stand beside {missing[0]!r}, and a layer of this model has "
             f"{', '.join(there)}; name some of these in td.lora(matrices=...)"
@@ -151,7 +150,8 @@ def item_parameters(
             slices, found = (tp, dense) if w.copies == 1 else (expert_tp, expert)
             one = w.count(slices, w.copies)
             found[0] += w.count(slices, ep)
-            found[1] += recipe.adapters.parameters(w, slices, ep) if recipe.adapters else 0
+            if w.inputs and w.name in recipe.adapters:
+                found[1] += w.adapter(recipe.rank, slices, ep)
             largest, matrices = max(largest, one), matrices + one * (w.inputs > 0)
         each = ItemParameters(dense[0], expert[0], dense[1], expert[1], largest, matrices)
         every.append(each)

@@ -27,6 +27,14 @@ class Weight:
         units = -(-self.units // tp) if self.split else self.units
         return -(-self.copies // ep) * self.size * units
 
+    def adapter(self, rank: int, tp: int = 1, ep: int = 1) -> int:
+        """Parameters there of low-rank matrices beside it, W x + B (A x), A of rank x in and B of
+        out x rank: A is whole beside a column-parallel weight, B beside a row-parallel one."""
+        share = -(-self.units // tp) / self.units if self.split else 1
+        into, out = self.inputs, self.units * self.size // self.inputs
+        into, out = (round(into * share), out) if self.row else (into, round(out * share))
+        return -(-self.copies // ep) * rank * (into + out)
+
 
 def norm(model: Any, name: str, width: int, split: bool = False) -> tuple[Weight, ...]:
     """A norm of ``width`` elements: weight and bias, weight, or nothing."""

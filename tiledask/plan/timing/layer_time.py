@@ -193,8 +193,8 @@ class LayerTime:
         host = known.launch_layer + known.layer_seconds + mixture * known.mixture_seconds
         # low-rank adapters beside a product [t, k] x [k, n] move k + 4 n numbers a token forward,
         # and 4 k + 2 n backward, limited by memory
-        names, moved = self.recipe.adapters.matrices if self.recipe.adapters else (), NOTHING
-        for weight in (w for w in weights if w.inputs and w.name in names):
+        moved = NOTHING
+        for weight in (w for w in weights if w.inputs and w.name in self.recipe.adapters):
             k, columns = shape_of((weight,), n.tp)
             moved = moved + weight.active * stacked(k + 4 * columns, 4 * k + 2 * columns)
         beside = width * self.tokens * moved / self.rates.memory
