@@ -22,7 +22,7 @@ from tiledask.plan.fitting.activations import LayerBytes
 from tiledask.plan.inputs.kinds import Saved
 from tiledask.plan.inputs.layout import Layout, Numbers, expert_copies, expert_slices
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import DEVICE, Recipe, State
+from tiledask.plan.inputs.recipes import DEVICE, LARGEST_WEIGHT, Recipe, State
 from tiledask.plan.inputs.run import ItemParameters
 from tiledask.plan.ledger import ALWAYS, Row
 from tiledask.plan.timing.calibration import holds
@@ -203,7 +203,7 @@ class Terms:
             yield _product("gradient buffers", ALWAYS, 1, words, factors, framework)
             words, factors = "{} B x {:,} of the head's input", (width, there * whole)
             yield _product("gathered sequence", LOSS, there, words, factors, framework)
-        for work in (work for work in recipe.working if work.of == "largest weight"):
+        for work in (work for work in recipe.working if work.of == LARGEST_WEIGHT):
             words = "{} B x {:,} parameters of the largest weight"
             factors = work.bytes, self._most(item.largest for item in self.items)
             yield _product(work.tensor, work.moment, 1, words, factors, recipe.source)
@@ -253,9 +253,9 @@ class Terms:
         if more := loss - 2 - each:
             what = "log-probabilities and their gradient"
             found.append((what, LOSS, ends, more, f"framework {recipe.framework}"))
-        for work in (work for work in recipe.working if work.of != "largest weight"):
-            there = ends * ((work.of == "logit") | (self.layout.tp > 1))
-            found.append((work.tensor, work.moment, there, work.bytes, recipe.source))
+        for work in (work for work in recipe.working if work.of != LARGEST_WEIGHT):
+            split = ends * (self.layout.tp > 1)
+            found.append((work.tensor, work.moment, split, work.bytes, recipe.source))
         for tensor, moment, there, size, source in found:
             yield _product(tensor, moment, there, LOGITS, (size, elements), source)
 

@@ -3,7 +3,6 @@
 import os
 import re
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 from tiledask.errors import ConfigError, short
@@ -208,15 +207,12 @@ def load_cluster(spec: str | os.PathLike[str] | ClusterSpec) -> ClusterSpec:
 
 def _find(name: str) -> Fields:
     """The shipped description of a device by its name or one of its aliases."""
-    return read_named("hardware", _shipped().get(name.lower(), name))  # or says which there are
-
-
-@cache
-def _shipped() -> dict[str, str]:
-    """Name or alias in small letters -> name of the shipped description."""
-    files = {name: read_named("hardware", name) for name in reversed(names("hardware"))}
-    pairs = ((a.lower(), name) for name, f in files.items() for a in f.values.get("aliases", ()))
-    return dict(pairs) | {name: name for name in files}
+    known = names("hardware")
+    for other in known if name.lower() not in known else ():
+        described = read_named("hardware", other)
+        if name.lower() in map(str.lower, described.values.get("aliases", ())):
+            return described
+    return read_named("hardware", name)  # or says which there are
 
 
 def _cluster(devices: int, fields: Fields) -> ClusterSpec:

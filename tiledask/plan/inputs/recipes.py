@@ -2,17 +2,16 @@
 
 import os
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.data import Fields, names, read, read_named
+from tiledask.plan.data import names, read, read_named
 from tiledask.plan.ledger import ALWAYS
 from tiledask.plan.units import parse_bytes
 from tiledask.plan.whole import whole_number
 
-__all__ = ["Recipe", "State", "Working", "load_recipe", "lora", "minimum_devices"]
-__all__ += ["offload", "state_bytes", "zero3_minimum_degree"]
+__all__ = ["Recipe", "State", "load_recipe", "lora", "minimum_devices"]
+__all__ += ["LARGEST_WEIGHT", "offload", "state_bytes", "zero3_minimum_degree"]
 
 NEVER = 4
 """A ZeRO stage that there is not: a state that stays whole on every device."""
@@ -21,19 +20,20 @@ DEVICE, CPU, NVME = PLACES = ("device", "cpu", "nvme")
 MOMENTS = (ALWAYS, "forward", "loss", "backward", "optimizer step")
 """When a device may hold something."""
 OF_STATES = ("parameters", "adapters", "layers", "embeddings")
-OF_WORKING = ("largest weight", "logit", "logit of a split vocabulary")
+OF_WORKING = LARGEST_WEIGHT, SPLIT_LOGIT = ("largest weight", "logit of a split vocabulary")
 
 
 @dataclass(frozen=True)
 class State:
-    """One number kept for every parameter, or for every parameter of the adapters."""
+    """One number kept for every parameter, or for a while of what an implementation works with."""
 
     tensor: str  # Tensor class: "weights", "gradients", "master weights", "momentum", ...
     bytes: int  # Bytes per parameter, or for every ``per`` of them
     zero: int  # The lowest ZeRO stage that shards it over the data-parallel devices; 4: none does
     moment: str = field(default=ALWAYS, metadata={"words": MOMENTS})
-    of: str = field(default="parameters", metadata={"words": OF_STATES})
-    """What it is kept for: all "parameters", "adapters", or those of "layers" or "embeddings"."""
+    of: str = field(default="parameters", metadata={"words": OF_STATES + OF_WORKING})
+    """What it is kept for: all "parameters", "adapters", or those of "layers" or "embeddings"; of
+    working memory those of the "largest weight", or a "logit of a split vocabulary"."""
     per: int = 1  # Parameters that ``bytes`` are kept for: 2 of 4 bits, or a block with one scale
     place: str = field(default=DEVICE, metadata={"words": PLACES})
 
@@ -44,16 +44,6 @@ class State:
         """Bytes that a device keeps for ``parameters``, or for its ``shard`` of them."""
         held = parameters + self.sharded(zero) * (shard - parameters)
         return self.bytes * -(-held // self.per)
-
-
-@dataclass(frozen=True)
-class Working:
-    """Bytes that an implementation needs for a while."""
-
-    tensor: str
-    bytes: int
-    of: str = field(metadata={"words": OF_WORKING})  # What it is as many times
-    moment: str = field(metadata={"words": MOMENTS})
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +59,7 @@ class Recipe:
     compute_bytes: int  # Bytes of one number in the forward pass: 2 in half, 4 in single precision
     states: tuple[State, ...]
     source: str = ""
-    working: tuple[Working, ...] = ()
+    working: tuple[State, ...] = ()
     adapters: tuple[str, ...] = ()
     """Names of frozen weights beside which low-rank matrices are trained; (): all are trained."""
     rank: int = 0  # Of these matrices
@@ -139,26 +129,21 @@ def load_recipe(recipe: str | os.PathLike[str] | Recipe) -> Recipe:
         raise ConfigError(f"a recipe is a name, a path or a Recipe, got {short(recipe)}")
     text = os.fspath(recipe)
     own = text.lower().endswith(".json") and text.lower() not in names("recipes")
-    return _recipe(read(text)) if own else _shipped(text)
-
-
-@lru_cache(maxsize=64)
-def _shipped(name: str) -> Recipe:
-    return _recipe(read_named("recipes", name))
-
-
-def _recipe(fields: Fields) -> Recipe:
-    recipe = fields.record(Recipe)
-    states = recipe.states
+    fields = read(text) if own else read_named("recipes", text)
+    found = fields.record(Recipe)
+    states = found.states
     if len({state.tensor for state in states}) < len(states):
         raise fields.fail("states", "names a tensor twice; say each once, with all of its bytes")
     if any(state.zero > NEVER for state in states):
         raise fields.fail("zero", f"must be a ZeRO stage, 1, 2 or 3, or {NEVER} for none")
-    if bool(recipe.rank) != bool(recipe.adapters):
+    for key, words in (("states", OF_STATES), ("working", OF_WORKING)):
+        if wrong := [state.of for state in getattr(found, key) if state.of not in words]:
+            raise fields.fail(key, f"are of one of {words}, got {wrong[0]!r}")
+    if bool(found.rank) != bool(found.adapters):
         raise fields.fail("rank", "is that of adapters; give both, or neither")
-    if not recipe.adapters and any(state.of == "adapters" for state in states):
+    if not found.adapters and any(state.of == "adapters" for state in states):
         raise fields.fail("states", "keep something for adapters, and there are none; add them")
-    return recipe
+    return found
 
 
 def lora(
