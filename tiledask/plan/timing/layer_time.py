@@ -27,7 +27,7 @@ from tiledask.plan.inputs.run import tokens_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, exchange, p2p
-from tiledask.plan.timing.roofline import Rates, ceil_div, gemm_bytes, gemm_seconds
+from tiledask.plan.timing.roofline import Rates, gemm_bytes, gemm_seconds
 
 __all__ = ["PIECE", "LayerTime", "products", "shape_of"]
 
@@ -61,7 +61,7 @@ def shape_of(product: tuple[Weight, ...], tp: Values) -> tuple[Values, Values]:
     """(k, n) on one of ``tp`` devices, of matrices that multiply the same vectors: rows cut k,
     columns cut n, whole ones neither."""
     first = product[0]
-    units = [ceil_div(w.units, tp) if w.split else w.units for w in product]
+    units = [-(-w.units // tp) if w.split else w.units for w in product]
     if first.row:
         each = first.inputs // first.units
         return each * units[0], first.size // each
@@ -104,7 +104,7 @@ class LayerTime:
             copies, rows, slices = product[0].copies, self.tokens, n.tp
             batch: Values = 1
             if copies > 1:
-                batch, slices = ceil_div(copies, n.ep), expert_slices(n)
+                batch, slices = -(-copies // n.ep), expert_slices(n)
                 each = product[0].active * n.ep / copies  # tokens to the fullest device's experts
                 rows = self.model.imbalance * expert_slices(n) / n.tp * self.tokens * each
             k, columns = shape_of(product, slices)
@@ -145,8 +145,8 @@ class LayerTime:
         products for the 2 of the forward pass (Dao 2023, arXiv:2307.08691, section 3.1). A scan's
         products of chunks are taken to be as fast, and their backward to cost as much more."""
         n, rates, width = self.n, self.rates, self.recipe.compute_bytes
-        queries, keys = ceil_div(self.sequence, n.cp), self.sequence
-        batch = n.microbatch * ceil_div(core.heads, n.tp)
+        queries, keys = -(-self.sequence // n.cp), self.sequence
+        batch = n.microbatch * -(-core.heads // n.tp)
         if core.visible is None:
             flop = 1.0 * batch * queries * core.flop
             return stacked(flop / rates.flash, 2.5 * flop / rates.flash_backward)
@@ -178,7 +178,7 @@ class LayerTime:
         """
         moved, own_tokens = np.zeros((2, 1)), tokens_of(self.n, self.sequence)[1]
         for units, size, forward, backward, split, itemsize in kind.passes:
-            many = ceil_div(units, self.n.tp) * self.tokens if split else units * own_tokens
+            many = -(-units // self.n.tp) * self.tokens if split else units * own_tokens
             each = size * (itemsize or self.recipe.compute_bytes)
             moved = moved + stacked(each * forward, each * backward) * many
         return moved / self.rates.memory
@@ -209,7 +209,7 @@ class LayerTime:
         )
         # keys and values pass round the ring while the core computes on those at hand
         rings = (each for each in kind.cores if each.visible)
-        heads = sum(ceil_div(each.groups, n.tp) * (each.qk + each.v) for each in rings)
+        heads = sum(-(-each.groups // n.tp) * (each.qk + each.v) for each in rings)
         ring = (n.cp - 1) * p2p(1.0 * heads * width * self.tokens, n.cp, n.tp, self.cluster)
         waited = np.maximum(0.0, stacked(ring, 2 * ring) - core)
         collectives = {"tp": self._tensor(kind), "cp": waited}
@@ -276,7 +276,7 @@ class LayerTime:
         """Logits and cross-entropy, and the sum of their gradient over tp: the product, and passes
         over fp32 logits: cast, maximum, exponential, sum and quotient forward (24 + width bytes a
         logit), gradient and cast backward (12 + width); a fused loss does a part."""
-        columns, width = ceil_div(self.model.vocab, self.n.tp), self.recipe.compute_bytes
+        columns, width = -(-self.model.vocab // self.n.tp), self.recipe.compute_bytes
         passed = self.calibration.loss_passes * stacked(24 + width, 12 + width)
         product = self.product(self.tokens, self.model.hidden, columns, self.rates, width)
         logits = product + passed * self.tokens * columns / self.rates.memory
@@ -293,7 +293,7 @@ class LayerTime:
         the slices unless the sequence is cut (Narayanan et al. 2021, section 4.1)."""
         n, known, pp = self.n, self.calibration, np.asarray(self.n.pp)
         wide = self.model.hidden * self.model.streams * self.recipe.compute_bytes
-        slice_ = 1.0 * ceil_div(self.tokens, n.tp) * wide
+        slice_ = 1.0 * -(-self.tokens // n.tp) * wide
         hop = p2p(slice_, n.pp, n.tp * n.cp * n.dp, self.cluster)
         gather = all_gather(slice_ * n.tp, n.tp, 1, self.cluster)
         gather = np.where(np.asarray(n.sequence_parallel) | (pp == 1), 0.0, gather)

@@ -7,18 +7,16 @@ All sizes may be NumPy arrays: a search prices thousands of layouts at once.
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import TypeVar
 
 import numpy as np
 
 from tiledask.plan.arrays import Values
 
-__all__ = ["TILES", "Rates", "ceil_div", "gemm_bytes", "gemm_seconds"]
+__all__ = ["TILES", "Rates", "gemm_bytes", "gemm_seconds"]
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.8))
 """Rows and columns of a tile of the result and the part of the best rate that it reaches: a
 smaller tile reads more operands per FLOP. The library takes the tile that is done first."""
-Size = TypeVar("Size", int, Values)
 
 
 @dataclass(frozen=True)
@@ -33,11 +31,6 @@ class Rates:
     flash: float = 1.0  # FLOP/s of a fused attention core, forward
     flash_backward: float = 1.0
     flash_fill: float = 0.0  # tiles of 128 rows of a head at which it reaches half of ``flash``
-
-
-def ceil_div(a: Size, b: Size) -> Size:
-    """a / b rounded up, for numbers and arrays of them."""
-    return -(-a // b)
 
 
 def gemm_bytes(m: Values, k: Values, n: Values, width: int = 2, batch: Values = 1) -> Values:
@@ -62,7 +55,7 @@ def gemm_seconds(
     computed: Values = 1.0 * batch * m * n
     if at_once:
         tiles = (
-            ceil_div(batch * ceil_div(m, rows) * ceil_div(n, columns), at_once)
+            -(-batch * -(-m // rows) * -(-n // columns) // at_once)
             * (rows * columns * at_once / share)
             for rows, columns, share in TILES
         )

@@ -19,35 +19,10 @@ from tiledask.plan.timing.calibration import Calibration, holds
 from tiledask.plan.timing.step_time import PARTS
 from tiledask.plan.units import format_seconds
 
-__all__ = ["StepEstimate", "step_flops"]
+__all__ = ["StepEstimate"]
 
 ACCOUNT: list[dict[str, str]] = shipped_json("step_parts.json")
 """Of each part of a step its formula and where that is from, in words."""
-
-
-def step_flops(model: Model, sequences: int, sequence: int, frozen: bool = False) -> float:
-    """FLOP that a step over ``sequences`` sequences of ``sequence`` tokens needs, forward and
-    backward, all s x s scores counted. ``frozen``: weights get no gradients, as beside adapters.
-
-    A matrix of P parameters costs 2 P a token forward and 4 P backward; scores and context of s
-    tokens 2 s (d_qk + d_v) a token and head forward, and twice that backward; of sparse attention
-    those that a token sees: of a GPT
-    72 B L s h^2 (1 + s/6h + V/12hL), Korthikanti et al. 2022 (arXiv:2205.05198), Appendix A.
-    """
-    layers = core = 0.0
-    further = model.mtp_layers
-    for at, kind in enumerate(model.layer_kinds):
-        many = kind.many + further * (at == model.kind_of[-1])
-        layers += many * sum(w.units * w.size * w.active for w in kind.weights if w.inputs)
-        for one in kind.cores:
-            flop = one.flop
-            if one.visible is not None:
-                seen = one.visible(sequence) if one.sparse else 1
-                flop = 2.0 * sequence * seen * (one.qk + one.v)
-            core += 3 * many * one.heads * flop
-    ends = (1 + further) * model.hidden * model.vocab + 2 * further * model.hidden**2
-    each = (4 if frozen else 6) * (layers + ends) + core
-    return sequences * sequence * each
 
 
 OTHER_PROGRAMS = 0.35
@@ -85,9 +60,28 @@ class StepEstimate(Printable):
 
     @cached_property
     def flops(self) -> float:
-        """FLOP that the model needs, over all devices."""
-        frozen = not self.recipe.gradient_bytes
-        return step_flops(self.model, self.layout.sequences, self.sequence, frozen)
+        """FLOP that the model needs, over all devices, forward and backward, all s x s scores
+        counted.
+
+        A matrix of P parameters costs 2 P a token forward and 4 P backward, 2 P where it is frozen
+        beside adapters; scores and context of s tokens 2 s (d_qk + d_v) a token and head forward,
+        and twice that backward; of sparse attention those that a token sees: of a GPT
+        72 B L s h^2 (1 + s/6h + V/12hL), Korthikanti et al. 2022 (arXiv:2205.05198), Appendix A.
+        """
+        model, layers, core = self.model, 0.0, 0.0
+        further = model.mtp_layers
+        for at, kind in enumerate(model.layer_kinds):
+            many = kind.many + further * (at == model.kind_of[-1])
+            layers += many * sum(w.units * w.size * w.active for w in kind.weights if w.inputs)
+            for one in kind.cores:
+                flop = one.flop
+                if one.visible is not None:
+                    seen = one.visible(self.sequence) if one.sparse else 1
+                    flop = 2.0 * self.sequence * seen * (one.qk + one.v)
+                core += 3 * many * one.heads * flop
+        ends = (1 + further) * model.hidden * model.vocab + 2 * further * model.hidden**2
+        each = (6 if self.recipe.gradient_bytes else 4) * (layers + ends) + core
+        return self.layout.sequences * self.sequence * each
 
     @property
     def mfu(self) -> float:
@@ -115,14 +109,9 @@ class StepEstimate(Printable):
         return hypot(*self.doubts.values())
 
     @property
-    def late(self) -> float:
-        """How much longer, relative to ``total``, other programs than the assumed one take."""
-        return 0.0 if self.calibration.named else OTHER_PROGRAMS
-
-    @property
     def off(self) -> tuple[float, float]:
         """Shares of ``total`` that nine of ten steps take less at most, and more."""
-        return self.error, self.error + self.late
+        return self.error, self.error + OTHER_PROGRAMS * (not self.calibration.named)
 
     @property
     def band(self) -> tuple[float, float]:
@@ -146,7 +135,7 @@ class StepEstimate(Printable):
             spread = f"{fullest:g} x the mean on the fullest" if fullest > 1 else "spread evenly"
             words += f", experts' tokens {spread}"
         words += f": {self.within}, most of it: {max(doubts, key=doubts.get)}"  # type: ignore[arg-type]
-        words += "; name yours, older ones take longer" if self.late else ""
+        words += "; name yours, older ones take longer" * (not known.named)
         words += "".join(f"; {note}" for note in self.model.notes)
         if saved := holds(known.framework).uncounted:
             words += f"; its memory may be less than td.fits says, by {saved}"

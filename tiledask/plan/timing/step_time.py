@@ -19,7 +19,6 @@ from tiledask.plan.inputs.run import check_trains
 from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, zero_passes
 from tiledask.plan.timing.layer_time import PIECE, LayerTime, products
-from tiledask.plan.timing.roofline import ceil_div
 
 __all__ = ["PARTS", "held_weights", "reduction", "stage_layers", "step_parts", "update"]
 
@@ -124,7 +123,7 @@ def stage_layers(n: Numbers, layers: int) -> tuple[Values, Values, Values]:
     chunks, inside = n.pp * n.interleave, np.asarray(n.items) & (np.asarray(n.pp) > 1)
     each, more = np.divmod(layers + 2 * inside, chunks)
     stages = (0, np.minimum(1, n.pp - 1), n.pp - 1)
-    first, second, last = (each * n.interleave + ceil_div(more - at, n.pp) for at in stages)
+    first, second, last = (each * n.interleave + -(-(more - at) // n.pp) for at in stages)
     last = last - inside
     return first - inside, np.where(np.asarray(n.pp) > 2, second, last), last
 
