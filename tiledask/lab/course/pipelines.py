@@ -197,7 +197,7 @@ def on_call(fault: str, polled: list[float], microbatches: int) -> Names:
         seen = in_turn(busy)
     found = td.diagnose(seen) if seen is not None else None
     if found:
-        causes = {c.name: c.seconds for c in found.causes if c.seconds > 0}
+        causes = {name: seconds for name, seconds in found.causes.items() if seconds > 0}
         shares = {name: seconds / sum(causes.values()) for name, seconds in causes.items()}
         record = found.summary[-1] if fault in PIPELINES else RECORD
     else:  # such shares say how much each device works, and not when: the ramp is the plan's
@@ -259,7 +259,7 @@ def diagnosis(devices: int, microbatches: int, uneven: float, plans: int) -> Nam
     times["backward"] = [0.8 * scale * each for each in work]
     t = td.simulate(order, **times)
     d, found = diagnosed(t), _found_again(plans)
-    best, causes = d.remedies[0], [cause for cause in d.causes if cause.seconds > 0]
-    part = d.causes[0].seconds / d.idle
+    best, causes = d.remedies[0], [(n, s, CAUSES[n]) for n, s in d.causes.items() if s > 0]
+    cause, part = causes[0][0], causes[0][1] / d.idle
     of = {name: d[name].value for name in ("devices", "microbatches", "imbalance", "schedule")}
     return locals()

@@ -23,7 +23,7 @@ from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.tables import Part, Printable, Table, table
 from tiledask.plan.units import format_seconds
 
-__all__ = ["CAUSES", "Cause", "Diagnosis", "Finding", "diagnose"]
+__all__ = ["CAUSES", "Diagnosis", "Finding", "diagnose"]
 
 UNSURE = "cannot be told"
 MEASURE = (
@@ -55,14 +55,6 @@ class Finding(NamedTuple):
     why: str = ""
 
 
-class Cause(NamedTuple):
-    """A part of the idle time."""
-
-    name: str
-    seconds: float  # device-seconds; only "unexplained" can be below 0
-    words: str
-
-
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Printable):
     """What a trace says about a pipeline, and what to change."""
@@ -72,13 +64,10 @@ class Diagnosis(Printable):
     makespan: float  # seconds, of the trace
     idle: float  # device-seconds, of the trace
     findings: tuple[Finding, ...]
-    causes: tuple[Cause, ...]  # they sum to ``idle``, largest first
+    causes: dict[str, float]
+    """Of CAUSES, each with device-seconds, which sum to ``idle``, the largest first; only
+    "unexplained" can be below 0."""
     plan: TimedSchedule | None  # the plan behind the trace; None if it cannot be told
-
-    @property
-    def cause(self) -> str:
-        """The name of the cause that most of the idle time has."""
-        return self.causes[0].name
 
     @property
     def idle_share(self) -> float:
@@ -97,10 +86,10 @@ class Diagnosis(Printable):
     @property
     def summary(self) -> tuple[str, ...]:
         """Sentences: the main cause, the best remedy with its predicted gain, what to measure."""
-        cause, idle = self.causes[0], 100 * self.idle_share
+        (cause, seconds), idle = next(iter(self.causes.items())), 100 * self.idle_share
         sentences = [
-            f"Devices are idle {idle:.0f} % of the time, {100 * cause.seconds / self.idle:.0f} % "
-            f"of it {cause.name}: {cause.words}."
+            f"Devices are idle {idle:.0f} % of the time, {100 * seconds / self.idle:.0f} % "
+            f"of it {cause}: {CAUSES[cause]}."
             if self.idle_share >= LITTLE
             else f"Devices work {100 - idle:.1f} % of the time: there is little to gain."
         ]
@@ -128,7 +117,7 @@ class Diagnosis(Printable):
             "findings": {
                 name: {"value": v, "sure": s, "why": w} for name, v, s, w in self.findings
             },
-            "causes": {c.name: c.seconds for c in self.causes},
+            "causes": self.causes,
             "summary": list(self.summary),
             "remedies": remedies,
         }
@@ -136,7 +125,7 @@ class Diagnosis(Printable):
     def __repr__(self) -> str:
         return (
             f"Diagnosis({self.devices} devices, {self['schedule'].value or 'schedule unknown'}, "
-            f"{100 * self.idle_share:.1f} % idle, most of it {self.cause})"
+            f"{100 * self.idle_share:.1f} % idle, most of it {next(iter(self.causes))})"
         )
 
     def printed(self) -> Iterator[Part]:
@@ -156,9 +145,9 @@ class Diagnosis(Printable):
             found.append((name, shown, ": ".join(filter(None, (sure, why)))))
         yield Table(("inferred", "value", "how sure"), found, left=range(3))
         idle = {
-            c.name: {"device-seconds": c.seconds, "share": c.seconds / self.idle, "while": c.words}
-            for c in self.causes
-            if c.seconds
+            name: {"device-seconds": s, "share": s / self.idle, "while": CAUSES[name]}
+            for name, s in self.causes.items()
+            if s
         }
         if idle:
             units = {"device-seconds": "seconds", "share": "percent"}
@@ -195,8 +184,8 @@ def diagnose(trace: Timeline | str | PathLike[str] | Any) -> Diagnosis:
     >>> d = diagnose(simulate(schedule("1f1b", stages=4, microbatches=8), latency=0.25))
     >>> d["schedule"].value, d["microbatches"].value, d["latency"].value, d["latency"].sure
     ('1f1b', 8, 0.25, 'exact')
-    >>> [(c.name, round(c.seconds, 6)) for c in d.causes if c.seconds]
-    [('ramp', 36.0), ('communication', 16.0)]
+    >>> {name: round(seconds, 6) for name, seconds in d.causes.items() if seconds}
+    {'ramp': 36.0, 'communication': 16.0}
     """
     read = read_trace(trace)
     fit = fit_labelled(read) if read.is_labelled else fit_rows(read)
@@ -241,7 +230,7 @@ def _findings(trace: Trace, fit: Fit | None) -> Iterator[Finding]:
         yield Finding(name, value, UNSURE if value is None else timed, why)
 
 
-def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
+def _causes(trace: Trace, plan: TimedSchedule | None) -> dict[str, float]:
     """The parts of the idle time, largest first: what it shrinks by as each cause is taken out;
     without a plan only when devices begin and end, and how much they work."""
     # do devices take turns, hardly ever two at once, whatever the noise? Where one has most of the
@@ -276,5 +265,5 @@ def _causes(trace: Trace, plan: TimedSchedule | None) -> tuple[Cause, ...]:
     if abs(rest) <= tiny:  # rounding
         seconds[next(iter(seconds))] += rest
         rest = 0.0
-    causes = (Cause(name, s, CAUSES[name]) for name, s in (seconds | {"unexplained": rest}).items())
-    return tuple(sorted(causes, key=lambda c: -c.seconds))
+    seconds["unexplained"] = rest
+    return dict(sorted(seconds.items(), key=lambda each: -each[1]))
