@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Values", "combinations", "numbered", "stacked", "unbeaten"]
+__all__ = ["Array", "Values", "combinations", "stacked", "unbeaten"]
 
 Array = NDArray[Any]
 Values = float | Array
@@ -19,10 +19,16 @@ def stacked(*values: Values) -> Array:
 
 
 def combinations(columns: Sequence[Array]) -> tuple[Array, Array]:
-    """(a row of each combination of the columns, whole numbers of 0 or more, that occurs, in their
-    order; which of these combinations each row has)."""
-    code, codes = np.zeros_like(columns[0]), 1
-    for column in columns:
+    """(a row of each combination of the columns that occurs; which of these each row has). Whole
+    numbers of 0 or more are in their order, words in that in which they first stand."""
+    code, codes = np.zeros(columns[0].shape, np.int64), 1
+    for given in columns:
+        column = given
+        if given.dtype.kind not in "bi":
+            column, many = np.full(given.shape, -1), 0
+            while column.min(initial=0) < 0:
+                column[given == given.flat[column.argmin()]] = many
+                many += 1
         many = int(column.max()) + 1
         if codes * many >= 2**62:
             code = np.unique(code, return_inverse=True)[1]
@@ -37,17 +43,6 @@ def combinations(columns: Sequence[Array]) -> tuple[Array, Array]:
     rows = np.empty(1 + which.max(), np.int64)
     rows[which] = np.arange(len(code))
     return rows, which
-
-
-def numbered(column: Array) -> Array:
-    """Words as whole numbers, by where they first stand in the column; numbers as they are."""
-    if column.dtype.kind in "bi":
-        return column.astype(np.int64)
-    codes, code = np.full(column.shape, -1), 0
-    while codes.size and codes.min() < 0:
-        codes[column == column.flat[codes.argmin()]] = code
-        code += 1
-    return codes
 
 
 def unbeaten(rows: Array) -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask import Layout, Model, load_recipe
 from tiledask.errors import ConfigError
-from tiledask.plan.arrays import combinations, numbered
+from tiledask.plan.arrays import combinations
 from tiledask.plan.data import names
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.inputs.recipes import State
@@ -114,8 +114,10 @@ def test_each_row_has_the_combination_that_it_is_said_to_have(largest: int) -> N
         assert (column[rows][which] == column).all()
 
 
-def test_words_are_numbered_by_where_they_first_stand() -> None:
-    column = np.array([["none", "full"], ["full", "half"]])
-    assert numbered(column).tolist() == [[0, 1], [1, 2]]
-    assert numbered(column[:0]).shape == (0, 2)
-    assert numbered(np.array([7, -1])).tolist() == [7, -1]
+def test_words_and_switches_are_combined_as_numbers_are() -> None:
+    words, switch = np.array(["none", "full", "full", "half"] * 2), np.array([True] * 7 + [False])
+    rows, which = combinations([words, switch])
+    assert [*zip(words[rows], switch[rows], strict=True)] == [
+        *(("none", True), ("full", True), ("half", False), ("half", True))
+    ]
+    assert which.tolist() == [0, 1, 1, 3, 0, 1, 1, 2]

@@ -86,13 +86,6 @@ class Fit(Printable):
         """Devices that the cluster lacks for it; 0 if it has enough."""
         return max(0, self.devices - self.cluster.devices)
 
-    @property
-    def few(self) -> str:
-        """How many devices the cluster lacks, in words; empty if it has enough."""
-        need, there = self.devices, self.cluster.devices
-        words = f"the layout needs {need} devices ({self.layout}), the cluster has {there}"
-        return words * bool(self.missing)
-
     @cached_property
     def lacking(self) -> str:
         """What a node has too little of for what its devices offload, if that is known."""
@@ -109,7 +102,7 @@ class Fit(Printable):
     def verdict(self) -> str:
         """ "fits", "tight" (it depends on the overhead, or on a few percent) or "no" (the tensors
         leave no room for a CUDA context, or the cluster has fewer devices)."""
-        return "no" if self.few else self.on_enough
+        return "no" if self.missing else self.on_enough
 
     @cached_property
     def on_enough(self) -> str:
@@ -140,13 +133,15 @@ class Fit(Printable):
         largest = f"the largest class is {tensor}, {format_bytes(most)}"
         if self.verdict != "no":
             return f"{needs}, with overhead {high}, of {capacity} on {device}; {largest}"
+        few = f"the layout needs {self.devices} devices ({layout}), the cluster has "
+        few = f"{few}{self.cluster.devices}" * bool(self.missing)
         if not self.shortfall:
             fits = f", and on {layout.devices} it fits" * (self.on_enough == "fits")
-            return self.lacking or self.few + fits
+            return self.lacking or few + fits
         context = self.overhead.context
         needs += f" and a CUDA context of {format_bytes(context)}" if context else ""
         lacks = f"{format_bytes(self.shortfall)} more than the {capacity} of {device}"
-        also = f"{self.few}, and even so " * bool(self.few)
+        also = f"{few}, and even so " * bool(few)
         # what that class grows with, or what is left of it, or what would shard it
         recipe, zero = self.memory.recipe, {OPTIMIZER: 1}
         zero |= {state.tensor: state.zero for state in recipe.states}
@@ -263,7 +258,7 @@ class Fit(Printable):
     def printed(self, speed: str = "") -> Iterator[Part]:
         """The verdict, the ledger by stage, and what would fit. ``speed``: a line on how fast."""
         yield f"{self.verdict}{used(self.layout, self.cluster.devices)}", f": {self.reason}"
-        if not self.few:
+        if not self.missing:
             yield from [TIGHT] * (self.verdict == "tight") + [speed] * bool(speed)
             yield from (*self.memory.stages(), *self.notes)
         best = self.smallest_fix

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.arrays import Array, combinations, numbered
+from tiledask.plan.arrays import Array, combinations
 from tiledask.plan.fitting.activations import LayerBytes, layer_costs, stages_in_flight
 from tiledask.plan.fitting.terms import Terms, fullest
 from tiledask.plan.inputs.layout import ITEMS, Layout, Numbers, expert_slices
@@ -110,7 +110,7 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
 
 def _table(columns: Columns, function: Callable[..., Iterable[int]]) -> tuple[Array, Array]:
     """(``function`` of every combination of ``columns``; which of these each row has)."""
-    first, which = combinations([numbered(column) for column in columns.values()])
+    first, which = combinations([*columns.values()])
     rows = zip(*(column[first].tolist() for column in columns.values()), strict=True)
     results = [tuple(function(**dict(zip(columns, row, strict=True)))) for row in rows]
     return np.array(results, np.int64).T, which

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.plan.arrays import Array, Values, combinations, numbered, stacked
+from tiledask.plan.arrays import Array, Values, combinations, stacked
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Numbers, expert_copies, expert_slices
 from tiledask.plan.inputs.model import Model, Weight
@@ -134,7 +134,7 @@ def _once(n: Numbers, names: Sequence[str], work: Callable[[Numbers], Array]) ->
     if given[0].size < 2:
         return work(n)
     columns = [column.ravel() for column in given]
-    rows, which = combinations([numbered(column) for column in columns])
+    rows, which = combinations(columns)
     found = work(Numbers(**{name: each[rows] for name, each in zip(names, columns, strict=True)}))
     return np.broadcast_to(found, (*found.shape[:-1], len(rows)))[..., which]
 
