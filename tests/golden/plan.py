@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import tiledask as td
-from golden.store import GoldenSet, digest, picked
+from golden.store import GoldenSet, digest
 
 
 def model_of(given: Any) -> Any:
@@ -77,7 +77,8 @@ def fix(given: dict[str, Any]) -> Any:
     if found is None:
         return {"verdict": fit.verdict, "fix": None}
     changed = {"fix": words(found.layout), "changed": sorted(found.changed)}
-    return {"verdict": fit.verdict, **changed, **picked(found, "devices missing")}
+    devices = {"devices": found.layout.devices, "missing": found.missing}
+    return {"verdict": fit.verdict, **changed, **devices}
 
 
 def border(given: dict[str, Any]) -> Any:

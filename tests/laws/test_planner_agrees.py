@@ -72,7 +72,7 @@ def drawn_case(number):
     draw = Random(number)
     model = drawn_model(draw)
     layout = drawn_layout(draw, model)
-    recipe = draw.choice(RECIPES[:4] if model.latent else RECIPES)
+    recipe = draw.choice(RECIPES[:4] if model.kv_lora_rank else RECIPES)
     sequence = min(draw.choice((512, 2048, 4096)), model.positions or 4096)
     peak = td.estimate_memory(model, layout, recipe, sequence).peak
     cluster = td.load_cluster(f"{layout.devices}x{draw.choice(('A100-80GB', 'A100-40GB'))}")

@@ -55,10 +55,6 @@ class Ledger:
         }
 
     @property
-    def places(self) -> tuple[int, ...]:
-        return tuple(self.moments)
-
-    @property
     def per_place(self) -> dict[int, int]:
         """Peak bytes of every place."""
         return {place: max(mine.values()) for place, mine in self.moments.items()}
@@ -93,7 +89,7 @@ class Ledger:
             return "Ledger(empty)"
         place, moment, tensor = self.binding
         return (
-            f"Ledger({len(self.places)} place{'s'[: len(self.places) > 1]}, peak "
+            f"Ledger({len(self.moments)} place{'s'[: len(self.moments) > 1]}, peak "
             f"{format_bytes(self.peak)} on place {place} at {moment}, mostly {tensor})"
         )
 

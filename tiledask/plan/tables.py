@@ -6,7 +6,7 @@ summa  134.2 MB  27.0 %          a table of which no number and no word is cut o
 
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from textwrap import wrap
@@ -96,11 +96,9 @@ class Judged:
 
 
 class Printable:
-    """A result that prints itself: ``printed`` says what."""
+    """A result that prints itself: ``printed`` has the parts, one below the other."""
 
-    def printed(self) -> Iterator[Part]:
-        """What is printed, one below the other."""
-        raise NotImplementedError
+    printed: Callable[..., Iterator[Part]]
 
     def to_text(self, width: int = 100) -> str:
         """All of it as plain text, no line of prose longer than ``width`` characters."""

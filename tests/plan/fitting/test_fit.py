@@ -226,7 +226,7 @@ def test_a_fix_of_what_serves_or_is_offloaded_takes_the_fewest_devices():
     for room in map(held, cuts):
         fit = td.fits(SMALL, Layout(dp=3), cluster(12, room), "fp16-weights", 64, overhead=0)
         least = min(layout.devices for layout in cuts if held(layout) <= room)
-        assert (fit.verdict, fit.smallest_fix.devices) == ("no", least)
+        assert (fit.verdict, fit.smallest_fix.layout.devices) == ("no", least)
     away = td.offload("mixed-adam-16", ("weights", "momentum"))  # for ZeRO-3 alone
     whole = td.estimate_memory(SMALL, Layout(zero=3), away, 64).peak
     fix = td.fits(SMALL, Layout(zero=3), cluster(1, whole // 2), away, 64, overhead=0).smallest_fix

@@ -12,7 +12,7 @@ import numpy as np
 
 from tiledask.plan.choosing.search import Plan, Plans
 from tiledask.plan.fitting.fit import Fit, fits
-from tiledask.plan.fitting.fixes import change_of
+from tiledask.plan.fitting.fixes import changes
 from tiledask.plan.fitting.space import CHUNKS, COLUMNS, Space, layouts_of
 from tiledask.plan.fitting.vectorized import ORDERS
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -97,9 +97,9 @@ class Critique(Printable):
         """The same as plain values, for JSON; the speedup is infinite if it did not fit before."""
         before, advice = np.inf if self.step is None else self.step.total, []
         for plan in self.advice:
-            change, speedup = change_of(self.fit.layout, plan.layout), before / plan.seconds
-            found = {"change": change, "layout": str(plan.layout), "peak": plan.peak}
-            advice.append(found | {"seconds": plan.seconds, "speedup": speedup})
+            found = {"change": ", ".join(changes(self.fit.layout, plan.layout).values())}
+            found |= {"layout": str(plan.layout), "peak": plan.peak, "seconds": plan.seconds}
+            advice.append(found | {"speedup": before / plan.seconds})
         return {
             "layout": str(self.fit.layout),
             "verdict": self.fit.verdict,

@@ -101,7 +101,7 @@ def sensitivity(
         after, speedup = then.best, 1.0
         if after.verdict != "no":
             speedup = max(1.0, best.seconds / after.seconds)
-        changed = changes(best.layout, after.layout)
+        changed = tuple(changes(best.layout, after.layout))
         found.append(Relaxed(limit, times, best, after, speedup, changed))
     return sorted(found, key=lambda relaxed: -relaxed.speedup)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tiledask.plan.fitting.fixes import change_of, changes, fewest_devices, nearest
+from tiledask.plan.fitting.fixes import changes, fewest_devices, nearest
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import VERDICTS, Overhead
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -77,14 +77,9 @@ class Fit(Printable):
         return f"run by {name} ({self.why}): {held.loss_bytes} B a logit at the loss, {more}"
 
     @property
-    def devices(self) -> int:
-        """Devices that it needs."""
-        return self.layout.devices
-
-    @property
     def missing(self) -> int:
         """Devices that the cluster lacks for it; 0 if it has enough."""
-        return max(0, self.devices - self.cluster.devices)
+        return max(0, self.layout.devices - self.cluster.devices)
 
     @cached_property
     def lacking(self) -> str:
@@ -133,7 +128,7 @@ class Fit(Printable):
         largest = f"the largest class is {tensor}, {format_bytes(most)}"
         if self.verdict != "no":
             return f"{needs}, with overhead {high}, of {capacity} on {device}; {largest}"
-        few = f"the layout needs {self.devices} devices ({layout}), the cluster has "
+        few = f"the layout needs {layout.devices} devices ({layout}), the cluster has "
         few = f"{few}{self.cluster.devices}" * bool(self.missing)
         if not self.shortfall:
             fits = f", and on {layout.devices} it fits" * (self.on_enough == "fits")
@@ -200,7 +195,7 @@ class Fit(Printable):
         check_trains(recipe)
         kept = (s for s in recipe.states if s.of == "adapters" or not recipe.adapters)
         saved = {s.tensor for s in kept if not re.search("gradients|gathered", s.tensor)}
-        stages = map(ledger.by_tensor, ledger.places)
+        stages = map(ledger.by_tensor, ledger.moments)
         most = max(sum(stage[tensor] for tensor in saved & stage.keys()) for stage in stages)
         return checkpointing(most, step or self.step.total, self.layout.devices, **given)
 
@@ -252,7 +247,7 @@ class Fit(Printable):
             each, before = (fit.step.total / fit.layout.sequences for fit in (self, was))
             need += f", a sequence takes {each / before:.3g} times as long by estimate"
         low, high, capacity = map(format_bytes, (self.memory.peak, self.expected, self.capacity))
-        change = change_of(old, new) or "no change but the number of devices"
+        change = ", ".join(changes(old, new).values()) or "no change but the number of devices"
         return f"{change} ({need}): {low}, with overhead {high}, of {capacity} per device"
 
     def printed(self, speed: str = "") -> Iterator[Part]:

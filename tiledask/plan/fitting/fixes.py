@@ -26,19 +26,16 @@ from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, N
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import divisors
 
-__all__ = ["FIELDS", "change_of", "changes", "fewest_devices", "nearest"]
+__all__ = ["FIELDS", "changes", "fewest_devices", "nearest"]
 
 FIELDS = ("zero", "microbatch", "recompute", "tp", "pp", "dp")
 """Fields that a fix may change; of fixes that are alike in all else the earlier ones come first."""
 
 
-def changes(before: Layout, after: Layout) -> tuple[str, ...]:
-    return tuple(n for n in vars(before) if getattr(before, n) != getattr(after, n))
-
-
-def change_of(before: Layout, after: Layout) -> str:
+def changes(before: Layout, after: Layout) -> dict[str, str]:
+    """Field that differs -> how: {"zero": "zero 0 -> 1"}."""
     was, now = vars(before), vars(after)
-    return ", ".join(f"{n} {was[n]} -> {now[n]}" for n in changes(before, after))
+    return {n: f"{n} {was[n]} -> {now[n]}" for n in was if was[n] != now[n]}
 
 
 def _rows(n: Columns, at: Array) -> Columns:

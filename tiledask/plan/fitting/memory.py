@@ -91,7 +91,7 @@ class MemoryEstimate(Printable):
         ledger = self.ledger
         groups = {s.tensor: "optimizer" if s.zero == 1 else s.tensor for s in self.recipe.states}
         groups["key-value cache"] = "KV cache"
-        held: dict[int, Counter[str]] = {stage: Counter() for stage in ledger.places}
+        held: dict[int, Counter[str]] = {stage: Counter() for stage in ledger.moments}
         for stage, sums in held.items():
             for tensor, size in ledger.by_tensor(stage).items():
                 other = "activations" if re.search("activation|logit", tensor) else "buffers"

@@ -31,15 +31,12 @@ YAML = r"(?m)\A(?!.*--\w)(?:\s*#.*\n|\s*\n)*[A-Za-z_]\w*:(?:\s|$)"
 
 @dataclass(frozen=True)
 class Exported:
-    """A framework's configuration of a layout; ``str()`` of it is its text."""
+    """A framework's configuration of a layout."""
 
     framework: str
     text: str
     lost: Mapping[str, str]  # field -> a sentence, for want of a counterpart
     notes: tuple[str, ...]  # a sentence for each thing that differs
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def export_config(
@@ -68,7 +65,7 @@ def export_config(
     facts |= {"sequence": sequence, "batch": layout.sequences, "recipe": recipe.name}
     facts["places"] = " and ".join(recipe.places)
     facts["other_layers"] = bool(model.kinds or model.unchecked or model.more)
-    facts["head_copies"] = 0 if model.latent else layout.tp // model.kv_heads
+    facts["head_copies"] = 0 if model.kv_lora_rank else layout.tp // model.kv_heads
     if hasattr(made, "facts"):
         facts |= made.facts(model, layout, sequence)
     parts, lost, said = written(made.TABLE, facts)

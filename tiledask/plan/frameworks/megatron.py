@@ -24,7 +24,7 @@ def facts(model: Model, layout: Layout, sequence: int) -> Settings:
     mixtures = "".join("01"[i not in model.dense_layers] for i in range(model.layers))
     runs = [f"[{run[0]}]*{len(run)}" for run in re.findall("0+|1+", mixtures)]
     return {
-        "latent": model.latent,
+        "latent": model.kv_lora_rank > 0,
         "grouped": model.kv_heads < model.heads,
         "longest": model.learned_pos or sequence,
         "frequency": f"({'+'.join(runs)})" if model.dense_layers else "",

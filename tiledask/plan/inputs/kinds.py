@@ -113,8 +113,8 @@ def latent(m: Any) -> LayerKind:
     v = m.v_head_dim or m.head_dim
     weights: list[Weight] = []
     kept = [
-        Saved("query", a, m.qk_dim, op=1),
-        Saved("key", a, m.qk_dim),
+        Saved("query", a, m.head_dim, op=1),
+        Saved("key", a, m.head_dim),
         Saved("value", a, v, op=1),
     ]
     for name, n, normed in (("query", q, q), ("kv", kv + rope, kv)):
@@ -126,12 +126,12 @@ def latent(m: Any) -> LayerKind:
             kept += [Saved(f"{name} latent", normed, split=False)]
         if name == "query":
             up = "query up" if q else "query"
-            weights.append(Weight(up, a, m.qk_dim * (q or h), inputs=q or h))
+            weights.append(Weight(up, a, m.head_dim * (q or h), inputs=q or h))
     up = m.qk_nope_head_dim + m.v_head_dim
     weights.append(Weight("kv up", a, up * kv, inputs=kv))
     if m.output_gate:
         weights.append(Weight("attention gate", a, m.output_gate * h, inputs=h))
-    core = Core(a, a, m.qk_dim, v, m.visible)
+    core = Core(a, a, m.head_dim, v, m.visible)
     return _attended(m, weights, kept, core, (Saved("latent", kv + rope, split=False),))
 
 
@@ -171,9 +171,9 @@ def _attended(
         weights.append(Weight("index query", many, width * scored, False, inputs=scored))
         if not m.compress:
             weights.append(Weight("index key", width, h, False, inputs=h))
-            norms = (("key", 2),) if m.latent else (("key", 1), ("query", 1))
+            norms = (("key", 2),) if m.kv_lora_rank else (("key", 1), ("query", 1))
             weights += [Weight(f"index {at} norm", width, n, False, "norm") for at, n in norms]
-        if m.latent or m.compress:
+        if m.kv_lora_rank or m.compress:
             weights.append(Weight("index weights", many, h, False, inputs=h))
         kept.append(Saved("index query", many, width, False))
         kept.append(Saved("chosen tokens", m.index_topk, 1, False, flows=False, itemsize=8))

@@ -93,7 +93,9 @@ class Model:
     ffn: int  # Inner width of the MLP
     vocab: int  # Rows of the embedding matrix, V
     kv_heads: int = 0  # Key and value heads; 0 means as many as query heads
-    head_dim: int = 0  # Width of one head; 0 means hidden / heads, and qk_dim in latent attention
+    head_dim: int = 0
+    """Width of a head's query and key; 0 means hidden / heads, and in latent attention what
+    qk_nope_head_dim and qk_rope_head_dim are together."""
     mlp: str = "gelu"
     """Kind of MLP; "gelu": two matrices; "swiglu": three, one of them a gate (any activation)."""
     norm: str = "layernorm"
@@ -207,7 +209,8 @@ class Model:
             raise ConfigError(f"{where}: {broken}")
         name, last = f"{where}: dense_layers", self.layers - 1
         dense = sorted({whole_number(name, n, 0, last) for n in self.dense_layers})
-        width = self.qk_dim or self.hidden // self.heads
+        width = self.head_dim or self.hidden // self.heads
+        width = self.qk_nope_head_dim + self.qk_rope_head_dim if self.kv_lora_rank else width
         inner = self.expert_ffn or self.ffn
         vars(self).update(dense_layers=tuple(dense), head_dim=width, expert_ffn=inner)
         if self.kinds and self.layer_kinds:  # each kind keeps the rules, too
@@ -258,16 +261,6 @@ class Model:
         found = [*sorted(parts), *["sparse attention"] * bool(self.index_topk)]
         found += ["parallel streams"] * (self.streams > 1)
         return ", ".join(found)
-
-    @property
-    def latent(self) -> bool:
-        """Whether attention is latent (multi-head latent attention, MLA)."""
-        return self.kv_lora_rank > 0
-
-    @property
-    def qk_dim(self) -> int:
-        """Width of a head's query and key."""
-        return self.qk_nope_head_dim + self.qk_rope_head_dim if self.latent else self.head_dim
 
     @cached_property
     def embedding(self) -> tuple[Weight, ...]:
@@ -423,7 +416,7 @@ def _rules(m: Model) -> Iterator[tuple[Any, str]]:
     yield not listed or not {*m.pattern} <= {*range(len(m.kinds))}, rule + short(m.pattern)
     for name in () if m.experts else MIXTURE:
         yield getattr(m, name), f"{name} belongs to a mixture, which needs experts of 1 or more"
-    if not m.latent:
+    if not m.kv_lora_rank:
         for name in LATENT:
             yield getattr(m, name), f"{name} belongs to latent attention, which needs kv_lora_rank"
         rule = f"hidden ({m.hidden}) must be a multiple of heads ({m.heads})"
@@ -434,5 +427,6 @@ def _rules(m: Model) -> Iterator[tuple[Any, str]]:
     out = "in latent attention; leave it out"
     yield kv != m.heads, f"kv_heads ({kv}) must equal heads ({m.heads}) {out}"
     yield m.qk_norm, f"qk_norm must be None {out}"
-    rule = f"head_dim ({m.head_dim}) must be qk_nope_head_dim + qk_rope_head_dim ({m.qk_dim}) {out}"
-    yield m.head_dim not in (0, m.qk_dim), rule
+    width = m.qk_nope_head_dim + m.qk_rope_head_dim
+    rule = f"head_dim ({m.head_dim}) must be qk_nope_head_dim + qk_rope_head_dim ({width}) {out}"
+    yield m.head_dim not in (0, width), rule
