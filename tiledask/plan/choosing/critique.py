@@ -97,9 +97,9 @@ class Critique(Printable):
         """The same as plain values, for JSON; the speedup is infinite if it did not fit before."""
         before, advice = np.inf if self.step is None else self.step.total, []
         for plan in self.advice:
-            found = {"change": ", ".join(changes(self.fit.layout, plan.layout).values())}
-            found |= {"layout": str(plan.layout), "peak": plan.peak, "seconds": plan.seconds}
-            advice.append(found | {"speedup": before / plan.seconds})
+            change = ", ".join(changes(self.fit.layout, plan.layout).values())
+            found = {"change": change, "layout": str(plan.layout), "peak": plan.peak}
+            advice.append(found | {"seconds": plan.seconds, "speedup": before / plan.seconds})
         return {
             "layout": str(self.fit.layout),
             "verdict": self.fit.verdict,

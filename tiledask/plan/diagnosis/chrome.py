@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.diagnosis.trace import Row, Trace
+from tiledask.plan.diagnosis.trace import Row, Trace, trace_of
 
 __all__ = ["of_chrome"]
 
@@ -91,9 +91,9 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str) -> Trace:
     long = [max(row[2] for row in mine) - min(row[1] for row in mine) for mine in whole]
     chosen = whole[np.argsort(long, kind="stable")[(len(whole) - 1) // 2]]
     note = f": of {len(whole)} steps the one of median length" if len(whole) > 1 else ""
-    trace = Trace.of(chosen, source=source + note)
-    stage = np.where(trace.stage < 0, trace.device, trace.stage)  # of GPipe's labels
-    return replace(trace, stage=stage, grain=CLOCKS * trace.makespan * (len(files) > 1))
+    run, names, _ = trace_of(chosen, source=source + note)
+    stage = np.where(run.stage < 0, run.device, run.stage)  # of GPipe's labels
+    return replace(run, stage=stage), names, CLOCKS * run.makespan * (len(files) > 1)
 
 
 def _read(texts: Sequence[tuple[str, str]], source: str) -> list[_File]:

@@ -16,7 +16,7 @@ import numpy as np
 from tiledask.plan.diagnosis.infer import EXACT, MANY, Fit, fit_labelled, fit_rows
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, every_remedy, remedies
 from tiledask.plan.diagnosis.timed import TimedSchedule, title
-from tiledask.plan.diagnosis.trace import Trace
+from tiledask.plan.diagnosis.trace import Trace, is_labelled
 from tiledask.plan.diagnosis.trace_files import read_trace
 from tiledask.plan.pipelines.timeline import CAUSES as IDLE
 from tiledask.plan.pipelines.timeline import Timeline
@@ -188,17 +188,19 @@ def diagnose(trace: Timeline | str | PathLike[str] | Any) -> Diagnosis:
     {'ramp': 36.0, 'communication': 16.0}
     """
     read = read_trace(trace)
-    fit = fit_labelled(read) if read.is_labelled else fit_rows(read)
-    plan, run = fit[0] if fit else None, (read.source, read.devices, read.makespan, read.idle)
-    return Diagnosis(*run, tuple(_findings(read, fit)), _causes(read, plan), plan)
+    run, *_ = read
+    fit = fit_labelled(read) if is_labelled(run) else fit_rows(read)
+    plan, facts = fit[0] if fit else None, (run.origin, run.devices, run.makespan, run.idle)
+    return Diagnosis(*facts, tuple(_findings(read, fit)), _causes(run, plan), plan)
 
 
 def _findings(trace: Trace, fit: Fit | None) -> Iterator[Finding]:
     """What the trace shows; what it does not has the value None."""
-    yield Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names))
+    run, names, _ = trace
+    yield Finding("devices", run.devices, "exact", "in this order: " + ", ".join(names))
     found: dict[str, Any] = dict.fromkeys(("forward", "backward", "imbalance"))
     found |= {"latency": None, "overhead": None}
-    work, timed = trace.busy, "exact"
+    work, timed = np.array(run.busy_per_device), "exact"
     if fit is None:
         why = "no schedule of the table has these edges; is this one step, and all of it?"
         yield Finding("microbatches", None, why=why)
@@ -206,43 +208,43 @@ def _findings(trace: Trace, fit: Fit | None) -> Iterator[Finding]:
     else:
         plan, error, others = fit
         order, hops = plan.schedule, tuple(plan.hops.tolist())
-        timed = "exact" if error <= EXACT * trace.makespan else "likely"
+        timed = "exact" if error <= EXACT * run.makespan else "likely"
         counted = named = "exact"
         why = "the order of its actions"
-        if not trace.is_labelled:
+        if not is_labelled(run):
             each = [f"{title(one)} (micro-batches: {one.microbatches})" for one in others[:3]]
             why = f"simulated edges are within {format_seconds(error)} of the trace's"
             why += f"; so are those of {' and '.join(each)}" if each else ""
             same = all(one.microbatches == order.microbatches for one in others)
             counted = timed if same else "likely"
-            named = timed if not others and len(trace.start) <= MANY else "likely"
+            named = timed if not others and len(run.start) <= MANY else "likely"
         yield Finding("microbatches", order.microbatches, counted, why)
         yield Finding("schedule", title(order), named, why)
         work = np.bincount(order.device, plan.seconds[order.kind, order.stage])
         found["forward"], found["backward"], *_ = (tuple(t.tolist()) for t in plan.seconds)
-        if "latency" not in plan.untold or trace.devices == 1:
+        if "latency" not in plan.untold or run.devices == 1:
             found["latency"] = hops[0] if len({*hops}) == 1 else hops or 0.0
         found["overhead"] = None if "overhead" in plan.untold else plan.overhead
     found["imbalance"] = float(work.max() / work.mean() - 1) if work.any() else 0.0
-    most = f"device {trace.names[int(work.argmax())]} has the most work, over the mean"
+    most = f"device {names[int(work.argmax())]} has the most work, over the mean"
     for name, value in found.items():
         why = most if name == "imbalance" else ""
         yield Finding(name, value, UNSURE if value is None else timed, why)
 
 
-def _causes(trace: Trace, plan: TimedSchedule | None) -> dict[str, float]:
+def _causes(run: Timeline, plan: TimedSchedule | None) -> dict[str, float]:
     """The parts of the idle time, largest first: what it shrinks by as each cause is taken out;
     without a plan only when devices begin and end, and how much they work."""
     # do devices take turns, hardly ever two at once, whatever the noise? Where one has most of the
     # work, the others' is little beside it: there the rule is stricter
-    at = np.concatenate([trace.start, trace.end])
+    at, busy = np.concatenate([run.start, run.end]), np.array(run.busy_per_device)
     order = np.argsort(at, kind="stable")
-    at_once = np.cumsum(np.repeat([1, -1], len(trace.start))[order])[:-1]
+    at_once = np.cumsum(np.repeat([1, -1], len(run.start))[order])[:-1]
     shared = np.bincount(np.clip(at_once, 0, 2), np.diff(at[order]), minlength=3)
-    most, work = float(trace.busy.max()), float(trace.busy.sum())
-    uneven = trace.devices * most - work >= trace.devices * (trace.makespan - most)
+    most = float(busy.max())
+    uneven = run.devices * most - run.busy >= run.devices * (run.makespan - most)
     in_turn = float(shared[2] / shared[1:].sum()) < (TURNS / 5 if uneven else TURNS)
-    waits = "one at a time" if in_turn and trace.devices > 1 else "ramp"
+    waits = "one at a time" if in_turn and run.devices > 1 else "ramp"
     if plan:
         no_overhead = replace(plan, overhead=0.0)
         no_latency = replace(no_overhead, hops=0.0 * plan.hops)
@@ -254,14 +256,14 @@ def _causes(trace: Trace, plan: TimedSchedule | None) -> dict[str, float]:
             "overhead": plan.idle - no_overhead.idle,
         }
     else:
-        busy = trace.busy
-        first, last = trace.start[trace.turns[:-1]], trace.end[trace.turns[1:] - 1]
+        turns = np.searchsorted(run.device, np.arange(run.devices + 1))
+        first, last = run.start[turns[:-1]], run.end[turns[1:] - 1]
         slower = np.minimum(last - first - busy, busy.max() - busy).sum()
-        ramp = float((first + trace.makespan - last).sum())
+        ramp = float((first + run.makespan - last).sum())
         seconds = {waits: ramp, "imbalance": max(0.0, float(slower))}
-    tiny = 1e-9 * trace.devices * trace.makespan
+    tiny = 1e-9 * run.devices * run.makespan
     seconds = {name: s if abs(s) > tiny else 0.0 for name, s in seconds.items()}
-    rest = trace.idle - sum(seconds.values())
+    rest = run.idle - sum(seconds.values())
     if abs(rest) <= tiny:  # rounding
         seconds[next(iter(seconds))] += rest
         rest = 0.0

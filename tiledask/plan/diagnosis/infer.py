@@ -14,7 +14,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.diagnosis.timed import OWN, Form, TimedSchedule, forms, made
-from tiledask.plan.diagnosis.trace import Trace
+from tiledask.plan.diagnosis.trace import Trace, is_labelled
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.validate import validate
 
@@ -36,25 +36,26 @@ the table that fit as well)."""
 def _fit(order: Schedule | None, trace: Trace) -> tuple[float, float, TimedSchedule] | None:
     """(merit, error, plan) if the rows of ``trace`` can be the actions of ``order``, else None.
     The merit is a Bayesian information criterion: less is better, times read off are a price."""
-    if order is None or not np.array_equal(order.turns, trace.turns) or order.paired.any():
+    run, _, grain = trace
+    if order is None or not np.array_equal(order.device, run.device) or order.paired.any():
         return None
     mine = order.kind, order.stage, order.microbatch
-    read = trace.code, trace.stage, trace.microbatch
+    read = run.code, run.stage, run.microbatch
     if any(((r >= 0) & (m != r)).any() for m, r in zip(mine, read, strict=True)):
         return None
     # seconds since a result of another device that it needs, and since the row before
     maker = np.maximum(order.maker, 0)
     remote = (order.maker >= 0) & (order.device[maker] != order.device)
-    since = np.where(remote, trace.start - trace.end[maker], np.inf)
-    before = np.append(np.inf, trace.start[1:] - trace.end[:-1])
+    since = np.where(remote, run.start - run.end[maker], np.inf)
+    before = np.append(np.inf, run.start[1:] - run.end[:-1])
     before[order.turns[:-1]] = np.inf
     boundary = np.where(remote, np.minimum(order.stage, order.stage[maker]), -1)
-    little = EXACT * trace.makespan
-    if since.min(initial=np.inf) < -little - trace.grain:
+    little = EXACT * run.makespan
+    if since.min(initial=np.inf) < -little - grain:
         return None  # a result is used before it is there
     hops, overhead, untold = _read_off(since, before, boundary, order.stages, little)
     # the median length of each kind on each stage; 0 where there is none
-    length, key = trace.end - trace.start, order.kind.astype(np.int64) * order.stages + order.stage
+    length, key = run.end - run.start, order.kind.astype(np.int64) * order.stages + order.stage
     count = np.bincount(key, minlength=4 * order.stages)
     first = np.cumsum(count) - count
     middle = np.minimum([first + (count - 1) // 2, first + count // 2], len(length) - 1)
@@ -66,13 +67,13 @@ def _fit(order: Schedule | None, trace: Trace) -> tuple[float, float, TimedSched
     halves = (np.where(done[2], half, whole / 2) for half in (inputs, weights))
     seconds = np.stack([forward, whole, *halves])
     plan = TimedSchedule(order, seconds, hops, overhead, untold)
-    error = float(np.abs(plan.timeline.end - overhead - trace.end).max())
+    error = float(np.abs(plan.timeline.end - overhead - run.end).max())
     # the mean distance of a length from its median, and of a start from when, after what really
     # came before it, it should have been
     ready = np.minimum(before, since - np.append(hops, 0.0)[boundary])
     late = np.where(np.isfinite(ready), ready - overhead, 0.0)
     spread = float(np.abs(np.concatenate([length - typical[key], late])).mean())
-    if spread > NEARLY * trace.makespan and not trace.is_labelled:
+    if spread > NEARLY * run.makespan and not is_labelled(run):
         return None
     links = len(set(hops.tolist())) if "latency" not in untold else 0
     read_off = int(done.sum()) + links + (overhead > 0)
@@ -103,29 +104,31 @@ def _read_off(
 
 def fit_labelled(trace: Trace) -> Fit:
     """The Fit of a trace that says each row's action. Raises ScheduleError if it cannot be."""
-    m, stages = 1 + int(trace.microbatch.max()), 1 + int(trace.stage.max())
-    for name, devices, chunks in forms(trace.devices, most=stages // trace.devices):
+    run, *_ = trace
+    m, stages = 1 + int(run.microbatch.max()), 1 + int(run.stage.max())
+    for name, devices, chunks in forms(run.devices, most=stages // run.devices):
         order = made(name, devices, chunks, m) if chunks * devices == stages else None
         if fit := _fit(order, trace):
             return fit[2], fit[1], []
     # none of the table: an order of its own
     place = np.full((m, stages), -1)
-    place[trace.microbatch, trace.stage] = trace.device
+    place[run.microbatch, run.stage] = run.device
     anywhere = place.max(axis=0)
     if anywhere.min() < 0:
         raise ConfigError(
-            f"{trace.source} has stage {stages - 1} but no row of stage {anywhere.argmin()}; a "
+            f"{run.origin} has stage {stages - 1} but no row of stage {anywhere.argmin()}; a "
             f"trace holds every stage of one training step"
         )
     place = np.where(place < 0, anywhere, place)
     pipelines = next(n for n in range(1, m + 1) if (place == place[np.arange(m) % n]).all())
-    kinds = [KINDS[k] for k in trace.code.tolist()]
-    actions = list(map(Action, kinds, trace.stage.tolist(), trace.microbatch.tolist()))
-    orders = [actions[a:b] for a, b in pairwise(trace.turns)]
+    kinds = [KINDS[k] for k in run.code.tolist()]
+    actions = list(map(Action, kinds, run.stage.tolist(), run.microbatch.tolist()))
+    turns = np.searchsorted(run.device, np.arange(run.devices + 1))
+    orders = [actions[a:b] for a, b in pairwise(turns)]
     fit = _fit(validate(Schedule.of(orders, place[:pipelines].tolist(), OWN)), trace)
     if fit is None:
         raise ConfigError(
-            f"{trace.source} has an action that starts before the result it needs is there; "
+            f"{run.origin} has an action that starts before the result it needs is there; "
             f"check its labels and the clocks of its devices"
         )
     return fit[2], fit[1], []
@@ -133,17 +136,18 @@ def fit_labelled(trace: Trace) -> Fit:
 
 def fit_rows(trace: Trace) -> Fit | None:
     """The best Fit of rows whose labels are missing, in part or all; None if nothing fits."""
-    rows, tried = np.diff(trace.turns), list[tuple[int, Form, int]]()
-    for name, devices, chunks in forms(trace.devices, CHUNKS):
+    run, *_ = trace
+    rows, tried = np.bincount(run.device), list[tuple[int, Form, int]]()
+    for name, devices, chunks in forms(run.devices, CHUNKS):
         split = name.startswith(("zb", "v-")) or name.endswith("zb")
         actions = chunks * (3 if split else 2)  # of a micro-batch
         if rows.min() == rows.max() and rows[0] % actions == 0:
             tried.append((actions, (name, devices, chunks), int(rows[0]) // actions))
-    floor, found = EXACT * trace.makespan, list[tuple[float, float, TimedSchedule]]()
+    floor, found = EXACT * run.makespan, list[tuple[float, float, TimedSchedule]]()
     for _, form, m in sorted(tried, key=lambda each: each[0]):  # those with fewer times first
         if fit := _fit(made(*form, m), trace):
             found.append(fit)
-            if fit[1] <= floor and len(trace.start) > MANY:
+            if fit[1] <= floor and len(run.start) > MANY:
                 break
     if not found:
         return None

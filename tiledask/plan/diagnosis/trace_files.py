@@ -15,7 +15,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.diagnosis.chrome import of_chrome
-from tiledask.plan.diagnosis.trace import Row, Trace
+from tiledask.plan.diagnosis.trace import Row, Trace, trace_of
 from tiledask.plan.pipelines.schedule import KINDS
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 
@@ -34,7 +34,7 @@ def read_trace(trace: Any) -> Trace:
         columns = t.device.astype(str), t.start, t.end, t.kind, t.stage, t.microbatch
         rows = zip(*(column[works].tolist() for column in columns), strict=True)
         names = [str(device) for device in range(t.devices)]
-        return Trace.of(rows, names, source=f"the {t.origin} timeline")
+        return trace_of(rows, names, source=f"the {t.origin} timeline")
     table: Iterable[Any]
     if hasattr(trace, "columns") and hasattr(trace, "to_dict"):
         table, source = trace.to_dict("records"), "the table"
@@ -62,7 +62,7 @@ def read_trace(trace: Any) -> Trace:
     except csv.Error as error:
         raise ConfigError(f"{source} cannot be read as CSV: {error}") from None
     work = [row for row in read if row[3] != TRANSFER]
-    return Trace.of(work, [row[0] for row in read], source=source)
+    return trace_of(work, [row[0] for row in read], source=source)
 
 
 def _text(path: Path) -> str:
