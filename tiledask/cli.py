@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -63,13 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _played(args: argparse.Namespace) -> tuple[int, Any]:
     """What the command returns; what it yields is printed."""
-    from tiledask.plan.tables import Console
+    from tiledask.plan.tables import print_parts
 
-    args.console = Console(sys.stderr if args.json else None)
+    args.echo = partial(print_parts, file=sys.stderr if args.json else None)
     steps = args.run(args)
     while True:
         try:
-            args.console.print(next(steps))
+            args.echo(next(steps))
         except StopIteration as end:
             code, result = end.value
             return code, result

@@ -6,7 +6,7 @@ import pytest
 
 from tiledask.lab import doctor
 from tiledask.lab.doctor import MachineCheck, examine, shown
-from tiledask.plan.tables import Console
+from tiledask.plan.tables import print_parts
 
 NAMES = (
     "Python|memory|temporary disk|g++|NumPy|JupyterLab|Dask panels|NVRTC|CuPy|Dask-CUDA|RMM|"
@@ -26,7 +26,7 @@ def here() -> list[MachineCheck]:
 
 def printed(findings: list[MachineCheck]) -> str:
     out = io.StringIO()
-    Console(file=out, width=160).print(*shown(findings))
+    print_parts(*shown(findings), file=out, width=160)
     return out.getvalue()
 
 

@@ -1,6 +1,7 @@
 """The tour: its tables come as cells finish, its page is left, and what breaks off is told."""
 
 import io
+from functools import partial
 
 import nbformat
 import pytest
@@ -8,7 +9,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from tiledask.errors import ConfigError
 from tiledask.lab.tour import tour
-from tiledask.plan.tables import Console
+from tiledask.plan.tables import print_parts
 
 KEPT = """
 import json, pathlib
@@ -26,8 +27,8 @@ def test_tables_are_printed_a_page_is_left_and_a_cell_that_breaks_off_is_a_claim
     cells = [new_markdown_cell("# A tour\nof it"), new_code_cell(KEPT), new_code_cell("1 / 0")]
     notebook, out = tmp_path / "small.ipynb", io.StringIO()
     nbformat.write(new_notebook(cells=cells), notebook)
-    console = Console(file=out, width=100)
-    tables = tour(tmp_path / "out", device="cpu", console=console, notebook=notebook)
+    echo = partial(print_parts, file=out, width=100)
+    tables = tour(tmp_path / "out", device="cpu", echo=echo, notebook=notebook)
     assert [table["ok"] for table in tables] == [True, False]
     assert "ZeroDivisionError" in tables[1]["rows"][0]["reason"]
     for words in ("# A tour", "✓ equal to the byte", "ZeroDivisionError", "the page: "):
@@ -40,7 +41,7 @@ def test_tables_are_printed_a_page_is_left_and_a_cell_that_breaks_off_is_a_claim
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_every_claim_of_the_tour_holds(tmp_path):
-    tables = tour(tmp_path, device="cpu", console=Console(file=io.StringIO(), width=100))
+    tables = tour(tmp_path, device="cpu", echo=partial(print_parts, file=io.StringIO()))
     rows = {row["quantity"]: row for table in tables for row in table["rows"]}
     # what a clock says of a machine that has other work is not judged
     failed = [name for name, row in rows.items() if row["holds"] is False and ": idle" not in name]

@@ -26,7 +26,7 @@ from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.overhead import overhead_of
 from tiledask.plan.inputs.hardware import load_cluster
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
-from tiledask.plan.tables import MARKS, Console, Table
+from tiledask.plan.tables import MARKS, Table, print_parts
 from tiledask.plan.timing.calibration import holds
 
 GROUPS: dict[str, dict[str, Any]] = shipped_json("published", "groups.json")
@@ -295,7 +295,7 @@ def main() -> None:
     errors = json.dumps(memory_errors(), indent=1) + "\n"
     data_file("calibration", "memory_errors.json").write_text(errors, encoding="utf-8")
     remarks = (f"{group.name}: {group.remark}" for group in groups() if group.remark)
-    Console(width=200).print(summary(), *remarks)
+    print_parts(summary(), *remarks, width=200)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ from tiledask.distributed.cluster.gpus import choose_device
 from tiledask.extras import needed_for
 from tiledask.files import atomic_write
 from tiledask.plan.data import shipped
-from tiledask.plan.tables import Console
+from tiledask.plan.tables import print_parts
 
 __all__ = ["tour"]
 
@@ -21,7 +22,7 @@ def tour(
     folder: str | os.PathLike[str] = "build/tour",
     *,
     device: str = "auto",
-    console: Console | None = None,
+    echo: Callable[..., None] = print_parts,
     notebook: Path | None = None,
 ) -> list[dict[str, Any]]:
     """The tables of the tour, as JSON can hold them; page and notebook are in ``folder``.
@@ -35,7 +36,7 @@ def tour(
         from nbconvert import HTMLExporter
 
     choose_device(device)  # what cannot be had is refused now, not in the middle
-    console, folder = console or Console(), Path(folder).resolve()
+    folder = Path(folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     found = folder / "tour.json"
     found.unlink(missing_ok=True)
@@ -45,15 +46,15 @@ def tour(
     def begin(cell_index: int, **_: Any) -> None:
         cell = cells.cells[cell_index]
         if cell.cell_type == "markdown":
-            console.print((cell.source.partition("\n")[0], ""))
+            echo((cell.source.partition("\n")[0], ""))
 
     def show(cell: Any, **_: Any) -> None:
         for output in cell.outputs:
             if output.output_type == "error":
                 broken.append(f"{output.ename}: {output.evalue}")
-                console.print((broken[-1], ""))
+                echo((broken[-1], ""))
             elif output.output_type == "stream" and output.name == "stdout":
-                console.print(output.text)
+                echo(output.text)
 
     client: Any = NotebookClient(
         cells,
@@ -73,7 +74,7 @@ def tour(
     exporter.log.setLevel("ERROR")
     page, _ = exporter.from_notebook_node(cells, {"metadata": {"name": "tiledask: the tour"}})
     atomic_write(folder / "report.html", page.encode())
-    console.print(f"the page: {folder / 'report.html'}")
+    echo(f"the page: {folder / 'report.html'}")
     tables = json.loads(found.read_text()) if found.is_file() else []
     for words in broken:
         row = {"quantity": "runs to its end", "holds": False, "reason": words}

@@ -7,7 +7,7 @@ summa  134.2 MB  27.0 %          a table of which no number and no word is cut o
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from textwrap import wrap
 from typing import Any, TextIO
@@ -18,8 +18,8 @@ from tiledask.plan import html
 from tiledask.plan.units import format_bytes, format_percent, format_seconds
 from tiledask.plan.whole import is_whole
 
-__all__ = ["MARKS", "Console", "Judged", "Part", "Printable", "Table", "Value"]
-__all__ += ["format_value", "frame", "table"]
+__all__ = ["MARKS", "Judged", "Part", "Printable", "Table", "Value", "format_value"]
+__all__ += ["frame", "print_parts", "table"]
 
 GAP = "  "
 """Between columns."""
@@ -134,17 +134,10 @@ def frame(columns: Mapping[str, Any]) -> Any:
     return pd.DataFrame(columns)
 
 
-@dataclass(frozen=True)
-class Console:
-    """Where parts are printed: standard output, as wide as the terminal is."""
-
-    file: TextIO | None = None
-    width: int = field(default_factory=lambda: shutil.get_terminal_size().columns)
-
-    def print(self, *parts: Part) -> None:
-        """Print each, at once."""
-        text = "".join(_text(part, self.width) for part in parts)
-        print(text, end="", file=self.file, flush=True)
+def print_parts(*parts: Part, file: TextIO | None = None, width: int = 0) -> None:
+    """Print each at once, in lines of ``width``, by default as wide as the terminal is."""
+    width = width or shutil.get_terminal_size().columns
+    print("".join(_text(part, width) for part in parts), end="", file=file, flush=True)
 
 
 def table(

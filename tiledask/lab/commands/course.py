@@ -4,6 +4,7 @@ import argparse
 import os
 from dataclasses import asdict
 from pathlib import Path
+from shutil import get_terminal_size
 
 from tiledask.files import atomic_write
 from tiledask.lab.commands.options import Run
@@ -14,10 +15,10 @@ def run_ask(args: argparse.Namespace) -> Run:
     from tiledask.lab.course.ask import answered, list_all, read_inputs
 
     if not args.question:
-        return list_all(args.console)
+        return (yield from list_all())
     given = read_inputs(args.set)
     answer = answered(" ".join(args.question), given, run=not args.no_run)
-    yield answer.to_text(args.console.width, args.explain).rstrip()
+    yield answer.to_text(get_terminal_size().columns, args.explain).rstrip()
     return (0 if answer.ok else 1), answer.to_dict()
 
 
@@ -27,8 +28,8 @@ def run_puzzle(args: argparse.Namespace) -> Run:
 
     yield from ()  # it prints as it goes
     if args.puzzle is None:
-        return play.list_all(args.console)
-    it = args.puzzle, args.answer, args.console, args.hint, args.figure, args.seed
+        return play.list_all(args.echo)
+    it = args.puzzle, args.answer, args.echo, args.hint, args.figure, args.seed
     return play.play(*it)
 
 
@@ -37,7 +38,7 @@ def run_tour(args: argparse.Namespace) -> Run:
     from tiledask.lab.tour import tour
 
     yield from ()  # it prints as it goes
-    tables = tour(args.folder, device=args.device, console=args.console)
+    tables = tour(args.folder, device=args.device, echo=args.echo)
     counts = ("held", "checked", "put_off")
     sums = {name: sum(table.get(name, 0) for table in tables) for name in counts}
     ok = all(table["ok"] for table in tables)

@@ -6,9 +6,10 @@ answered       `tiledask ask 34 --set layers=12`, list_all   `tiledask ask`
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any
 
@@ -23,7 +24,6 @@ from tiledask.lab.course.index import taught
 from tiledask.lab.course.question import Question
 from tiledask.lab.course.table import QUESTIONS
 from tiledask.lab.course.words import filled, lines_of, looked_up
-from tiledask.plan.tables import Console
 
 __all__ = ["Answer", "answered", "ask", "list_all", "read_inputs"]
 
@@ -227,13 +227,13 @@ def read_inputs(words: list[str]) -> dict[str, str]:
     return found
 
 
-def list_all(console: Console) -> tuple[int, dict[str, Any]]:
+def list_all() -> Generator[str, None, tuple[int, dict[str, Any]]]:
     """A line for each question; (0, the same for JSON)."""
-    console.print("tiledask ask 34, or in words: tiledask ask 24 layers on 4 devices")
+    yield "tiledask ask 34, or in words: tiledask ask 24 layers on 4 devices"
     facts = {}
     for number, each in QUESTIONS.items():
         title, asked = each.words(each.title), each.words(each.asked)
-        console.print(fill(f"{number:4}  {title}", console.width, subsequent_indent=" " * 6))
+        yield fill(f"{number:4}  {title}", get_terminal_size().columns, subsequent_indent=" " * 6)
         inputs = {n: {"default": i.default, "meaning": i.meaning} for n, i in each.inputs.items()}
         facts[str(number)] = {"title": title, "asked": asked, "inputs": inputs}
     return 0, {"questions": facts}

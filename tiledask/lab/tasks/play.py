@@ -1,7 +1,7 @@
 """Tasks in a terminal: all of them, one with its numbers, what answers are worth, the working."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tiledask.errors import ConfigError
@@ -12,13 +12,13 @@ from tiledask.lab.tasks.kind import run_text
 from tiledask.lab.tasks.puzzle_file import puzzle_levels
 from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.data import shipped_json
-from tiledask.plan.tables import Console, Table
+from tiledask.plan.tables import Table
 
 __all__ = ["list_all", "play"]
 
 
 @at_terminal()
-def list_all(console: Console) -> tuple[int, list[dict[str, Any]]]:
+def list_all(echo: Callable[..., None]) -> tuple[int, list[dict[str, Any]]]:
     """Print puzzles, levels and exercises, with the stars of answers so far, here and in the
     notebooks; (0, what was printed)."""
     known = [each.all(TASKS) for each in notebooks()]
@@ -37,12 +37,12 @@ def list_all(console: Console) -> tuple[int, list[dict[str, Any]]]:
     for shown in (puzzles, ladder, graded):
         rows = [(*list(each.values())[:-1], "★" * each["stars"]) for each in shown]
         left = [i for i, name in enumerate(shown[0]) if name != "level"]
-        console.print(Table(tuple(shown[0]), rows, left=left))
+        echo(Table(tuple(shown[0]), rows, left=left))
         if shown is puzzles:
             ladder_title = "The idle-time ladder: fresh numbers with each --seed"
-            console.print(f"{solved} of {len(puzzles)} solved", "", ladder_title)
+            echo(f"{solved} of {len(puzzles)} solved", "", ladder_title)
         if shown is ladder:
-            console.print("", "Exercises of the notebooks, whose answers are run")
+            echo("", "Exercises of the notebooks, whose answers are run")
     return 0, [*puzzles, *ladder, *graded]
 
 
@@ -55,7 +55,7 @@ def _head(task: JudgedTask) -> dict[str, Any]:
 def play(
     name: str,
     answers: Sequence[str],
-    console: Console,
+    echo: Callable[..., None],
     hint: bool = False,
     figure: str | None = None,
     seed: int | None = None,
@@ -79,10 +79,10 @@ def play(
     results = [task.check(answer) for answer in typed]
     for word, answer, result in zip(answers, typed, results, strict=True):
         if len(answers) > 1:
-            console.print((word, ""))
-        console.print(*drawn(answer), *result.printed())
+            echo((word, ""))
+        echo(*drawn(answer), *result.printed())
     if not results:
-        console.print(*task.printed(), *drawn(None))
+        echo(*task.printed(), *drawn(None))
     said: dict[str, Any] = {**_head(task), "task": task.question}
     if task.seed is None:
         said |= {"inputs": dict(task.inputs), "targets": dict(task.targets)}
@@ -91,13 +91,13 @@ def play(
     said["results"] = [result.to_dict() for result in results]
     hinted = task.hint() if hint else None
     if hinted:
-        console.print(str(hinted))
+        echo(str(hinted))
         said["hint"] = str(hinted)
     if task.lines and (any(results) or (hinted and hinted.number == hinted.of)):
         said["working"] = list(task.lines)
-        console.print(*task.working().split("\n"))
+        echo(*task.working().split("\n"))
         for facts, run in task.timelines.items():
-            console.print("", facts, *run_text(run, "worker").split("\n"))
+            echo("", facts, *run_text(run, "worker").split("\n"))
     if figure:
         save_figure(task.draw(typed[-1] if typed else None), figure)
     return int(not all(results)), said
