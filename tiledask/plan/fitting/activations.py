@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import ceil
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from tiledask.plan.inputs.run import chunk_kinds, tokens_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 from tiledask.plan.timing.calibration import holds
 
-__all__ = ["LayerBytes", "alive", "layer_bytes", "layer_costs"]
-__all__ += ["saved_tensors", "stages_in_flight"]
+__all__ = ["alive", "layer_bytes", "layer_costs", "saved_tensors", "stages_in_flight"]
 
 
 INPUTS = "attention input|attention output input|(shared )?mlp (input|product|activation output)"
@@ -119,21 +118,10 @@ def _sizes(layout: Layout, sequence: int, tensors: Iterable[Saved]) -> list[int]
     return [t.itemsize * t.units * (tokens if t.split else cut) for t in tensors]
 
 
-class LayerBytes(NamedTuple):
-    """Bytes of one layer and one micro-batch on one device."""
-
-    kept: Any  # from the forward to the backward pass
-    whole: Any  # the same, before any recomputation drops some
-    gradients: Any
-    """At once in the backward pass, which drops what it has used: of the residual stream, and
-    beside it at most of an operation's output and input; of the s x s tensors it is one."""
-    served: Any  # at once in a forward pass alone, at most
-
-
 def layer_costs(
     model: Model, layout: Layout, sequence: int, recipe: Recipe
-) -> tuple[LayerBytes, ...]:
-    """Of a layer of each kind."""
+) -> list[tuple[int, int, int, int]]:
+    """The bytes of an Item, (kept, whole, gradients, served), of a layer of each kind."""
     width, found = recipe.compute_bytes, []
     run, flash = (model, layout, sequence, width), layout.flash_attention
     stream = width * model.hidden * model.streams * tokens_of(layout, sequence)[1]
@@ -141,8 +129,8 @@ def layer_costs(
         every = saved_tensors(model, sequence, layout.tp, width, flash, kind)
         flows = sorted(_sizes(layout, sequence, (t for t in every if t.flows)))
         kept, whole = (layer_bytes(*run, again, kind, recipe) for again in (None, "none"))
-        found.append(LayerBytes(kept, whole, stream + sum(flows[-2:]), sum(flows)))
-    return tuple(found)
+        found.append((kept, whole, stream + sum(flows[-2:]), sum(flows)))
+    return found
 
 
 def stages_in_flight(

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from tiledask.plan.inputs.layout import Layout, expert_slices
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import caches, check_held, check_run, item_parameters, tokens_of
+from tiledask.plan.inputs.run import Item, caches, check_held, check_run, item_parameters, tokens_of
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.timing.calibration import holds
@@ -153,14 +153,16 @@ def estimate_memory(
     recipe = caches(recipe, cached)
     sequence = check_run(model, layout, sequence)
     check_held(recipe, model, layout)
-    layers = layer_costs(model, layout, sequence, recipe)
-    items = item_parameters(model, recipe, layout.tp, layout.ep, expert_slices(layout))
-    kept = [layer.kept for layer in layers] if recipe.trains else []
+    costs = layer_costs(model, layout, sequence, recipe)
+    parameters = item_parameters(model, recipe, layout.tp, layout.ep, expert_slices(layout))
+    pairs = zip_longest(parameters, costs, fillvalue=())
+    items = tuple(Item(*item, *cost) for item, cost in pairs)
+    kept = [cost[0] for cost in costs] if recipe.trains else []
     stages = stages_in_flight(model, layout, range(layout.pp), kept)
     # a column for each number, in Python's integers; of one stage the numbers themselves
     held = tuple(stages[0] if layout.pp == 1 else np.array(stages, object).T)
     tokens, again = tokens_of(layout, sequence), layout.recompute != "none"
-    run = model, recipe, layout, *tokens, layers, items, again
+    run = model, recipe, layout, *tokens, items, again
     terms = Terms(*run, held[: len(items)], held[len(items) :])
     peaks = tuple(np.atleast_1d(fullest(terms)).tolist())
     return MemoryEstimate(model, layout, recipe, sequence, peaks, terms)

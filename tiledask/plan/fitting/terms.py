@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.plan.fitting.activations import LayerBytes
 from tiledask.plan.inputs.kinds import Saved
 from tiledask.plan.inputs.layout import Layout, Numbers, expert_copies, expert_slices
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import DEVICE, LARGEST_WEIGHT, Recipe, State
-from tiledask.plan.inputs.run import ItemParameters
+from tiledask.plan.inputs.run import Item
 from tiledask.plan.ledger import ALWAYS, Row
 from tiledask.plan.timing.calibration import holds
 
@@ -99,8 +98,7 @@ class Terms:
     layout: Layout | Numbers
     tokens: Any
     local_tokens: Any  # Of ``tokens`` those outside the tensor-parallel products
-    layers: tuple[LayerBytes, ...]  # Of a layer of each kind
-    items: tuple[ItemParameters, ...]  # Of these, the embedding, the head and the tied copy in it
+    items: tuple[Item, ...]  # A layer of each kind, the embedding, the head, the tied copy in it
     recomputes: Any  # Whether the backward pass computes anything again
     here: tuple[Any, ...]  # How many of each of ``items`` are on the stage
     kept: tuple[Any, ...]
@@ -188,18 +186,19 @@ class Terms:
             yield _product("gathered sequence", FORWARD, cut, words, factors, source)
             words = "one layer's input, gathered again, and its gradient, whole"
             yield _product("gathered sequence", BACKWARD, cut, words, (2, *factors), source)
-        there = _has(sum(self.here[:-3]))
-        layer = LayerBytes(*map(self._most, zip(*self.layers, strict=True)))
+        there, layers = _has(sum(self.here[:-3])), self.items[:-3]
+        size = self._most(layer.gradients for layer in layers)
         why = ("of the residual stream and of the two largest tensors of one layer",)
-        yield Term("activation gradients", BACKWARD, there, layer.gradients, why, "upper bound")
+        yield Term("activation gradients", BACKWARD, there, size, why, "upper bound")
         if np.any(again):
-            there, size = there * again, (layer.whole - layer.kept) * again
+            dropped = self._most(n.whole for n in layers) - self._most(n.kept for n in layers)
+            there, size = there * again, dropped * again
             formula = "what {} recomputation dropped of one layer", self.layout.recompute
             yield Term("recomputed activations", BACKWARD, there, size, formula, KORTHIKANTI)
         if holds(recipe.framework).keeps_buffers:  # of gradients that are added up already
             framework, there = f"framework {recipe.framework}", cut & ends
             words = "{} B x {:,} parameters, a layer's matrices"
-            factors = width, self._most(each.matrices for each in self.items[:-3])
+            factors = width, self._most(layer.matrices for layer in layers)
             yield _product("gradient buffers", ALWAYS, 1, words, factors, framework)
             words, factors = "{} B x {:,} of the head's input", (width, there * whole)
             yield _product("gathered sequence", LOSS, there, words, factors, framework)
@@ -215,7 +214,7 @@ class Terms:
         *layers, embeddings, heads, _ = self.here
         *of_layers, of_embedding, of_head = self.kept
         here, tokens = sum(layers), model.hidden * self.local_tokens
-        each = [layer.kept for layer in self.layers]
+        each = [layer.kept for layer in self.items[:-3]]
         how = _kept_formula, model.layer_kinds, layout.recompute, layout.schedule, here
         formula, size = (*how, *of_layers, *each), sum(map(mul, of_layers, each))
         yield Term("activations", FORWARD, 1, size, formula, f"{KORTHIKANTI}, Table 2")
@@ -281,7 +280,7 @@ class Terms:
                 factors = many, sum(map(mul, here, of))
                 yield _product("recurrent states", ALWAYS, 1, words, factors, STATES)
         why = ("tensors of one layer, all at once",)
-        size = self._most(n.served for n in self.layers)
+        size = self._most(layer.served for layer in self.items[:-3])
         yield Term("working activations", FORWARD, _has(sum(here)), size, why, "upper bound")
         source, factors = "one forward pass over the whole sequence", (width, elements)
         yield _product("logits", FORWARD, _has(self.here[-2]), LOGITS, factors, source)

@@ -8,7 +8,7 @@ functions, once for each combination that occurs; the rest is arithmetic over co
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
-from itertools import chain, permutations, starmap
+from itertools import chain, permutations, zip_longest
 from math import gcd
 from typing import Any
 
@@ -16,12 +16,12 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.arrays import Array, combinations
-from tiledask.plan.fitting.activations import LayerBytes, layer_costs, stages_in_flight
+from tiledask.plan.fitting.activations import layer_costs, stages_in_flight
 from tiledask.plan.fitting.terms import Terms, fullest
 from tiledask.plan.inputs.layout import ITEMS, Layout, Numbers, expert_slices
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import ItemParameters, check_run, item_parameters, tokens_of
+from tiledask.plan.inputs.run import Item, check_run, item_parameters, tokens_of
 
 __all__ = ["ORDERS", "peaks"]
 
@@ -69,15 +69,15 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
     kept: dict[tuple[int, ...], int] = {}
 
     def layer(**fields: Any) -> Iterable[int]:
-        layers = layer_costs(model, layout := Layout(**fields), sequence, recipe)
-        common = gcd(*(layer.kept for layer in layers)) or 1
-        at = kept.setdefault(tuple(layer.kept // common for layer in layers), len(kept))
-        return at, *tokens_of(layout, sequence), *chain(*layers)
+        costs = layer_costs(model, layout := Layout(**fields), sequence, recipe)
+        common = gcd(*(each for each, *_ in costs)) or 1
+        at = kept.setdefault(tuple(each // common for each, *_ in costs), len(kept))
+        return at, *tokens_of(layout, sequence), *chain(*costs)
 
     (ratio, *sizes), layer_of = _table({name: n[name] for name in LAYER}, layer)
     slices = {"tp": n["tp"], "ep": n["ep"], "expert_tp": expert_slices(Numbers(**n))}
-    items = partial(item_parameters, model, recipe)
-    parameters, items_of = _table(slices, lambda **each: chain(*items(**each)))
+    of = partial(item_parameters, model, recipe)
+    parameters, items_of = _table(slices, lambda **each: chain(*of(**each)))
     # states of one chunk, or of layers of one kind, are told apart without costs
     kinds = len(model.layer_kinds)
     cost = ratio[layer_of] * ((n["interleave"] > 1) & (kinds > 1))
@@ -98,12 +98,11 @@ def _peaks(model: Model, recipe: Recipe, sequence: int, n: Columns) -> Array:
         there = tuple(column[held_of[at]] for column in stage)
         here, alive = there[: kinds + 3], tuple(times[at] * each for each in there[kinds + 3 :])
         whole, cut, *costs = (n["microbatch"][at] * column[layer_of[at]] for column in sizes)
-        many = iter([column[items_of[at]] for column in parameters])
-        of = tuple(starmap(ItemParameters, zip(*[many] * len(ItemParameters._fields), strict=True)))
-        some = iter(costs)
-        layers = tuple(starmap(LayerBytes, zip(*[some] * len(LayerBytes._fields), strict=True)))
+        many, some = iter([column[items_of[at]] for column in parameters]), iter(costs)
+        each = zip(*[many] * 6, strict=True), zip(*[some] * 4, strict=True)
+        items = tuple(Item(*own, *cost) for own, cost in zip_longest(*each, fillvalue=()))
         layouts = Numbers(**{name: n[name][at] for name in COUNTED})
-        run = model, recipe, layouts, whole, cut, layers, of, again[at] * 1
+        run = model, recipe, layouts, whole, cut, items, again[at] * 1
         most[at] = np.maximum(most[at], fullest(Terms(*run, here, alive)))
     return most
 

@@ -14,7 +14,7 @@ from tiledask.plan.inputs.weights import Weight
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import whole_number
 
-__all__ = ["ItemParameters", "caches", "check_held", "check_run", "check_trains"]
+__all__ = ["Item", "caches", "check_held", "check_run", "check_trains"]
 __all__ += ["chunk_kinds", "item_parameters", "precision_of", "tokens_of"]
 
 
@@ -123,8 +123,9 @@ def tokens_of(n: Layout | Numbers, sequence: int) -> tuple[Any, Any]:
     return n.microbatch * each, n.microbatch * -(-each // shards)
 
 
-class ItemParameters(NamedTuple):
-    """Parameters of an item on the fullest device of its stage; each number is one, or a column."""
+class Item(NamedTuple):
+    """A layer of a kind, or an end of the model, on the fullest device of its stage: its
+    parameters, and a layer's bytes of one micro-batch; each number is one, or a column."""
 
     dense: Any  # Those that every data-parallel device holds a copy of
     expert: Any  # Those of experts, which are sharded over expert parallelism
@@ -132,18 +133,24 @@ class ItemParameters(NamedTuple):
     expert_adapters: Any
     largest: Any  # Parameters of its largest weight, of a single expert
     matrices: Any  # Parameters of its matrices, of a single expert
+    kept: Any = 0  # Bytes from the forward to the backward pass
+    whole: Any = 0  # The same, before any recomputation drops some
+    gradients: Any = 0
+    """At once in the backward pass, which drops what it has used: of the residual stream, and
+    beside it at most of an operation's output and input; of the s x s tensors it is one."""
+    served: Any = 0  # At once in a forward pass alone, at most
 
 
 @lru_cache(maxsize=16384)
 def item_parameters(
     model: Model, recipe: Recipe, tp: int, ep: int, expert_tp: int
-) -> tuple[ItemParameters, ...]:
-    """Those of a layer of each kind, of the embedding, the head and the tied copy in it; of
+) -> tuple[tuple[int, ...], ...]:
+    """Those of an Item: a layer of each kind, the embedding, the head and the tied copy in it; of
     ``expert_tp`` slices of each expert."""
     # the last of several stages holds the table again, where the output projection is that matrix
     copy = (Weight("token embedding copy", model.vocab, model.hidden),) if model.tied else ()
     items = *(kind.weights for kind in model.layer_kinds), model.embedding, model.head, copy
-    every = list[ItemParameters]()
+    every = list[tuple[int, ...]]()
     for weights in items:
         dense, expert, largest, matrices = [0, 0], [0, 0], 0, 0
         for w in weights:
@@ -153,6 +160,5 @@ def item_parameters(
             if w.inputs and w.name in recipe.adapters:
                 found[1] += w.adapter(recipe.rank, slices, ep)
             largest, matrices = max(largest, one), matrices + one * (w.inputs > 0)
-        each = ItemParameters(dense[0], expert[0], dense[1], expert[1], largest, matrices)
-        every.append(each)
+        every.append((dense[0], expert[0], dense[1], expert[1], largest, matrices))
     return tuple(every)
