@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Values", "combinations", "stacked", "unbeaten"]
+__all__ = ["Array", "Columns", "Values", "combinations", "stacked", "unbeaten"]
 
 Array = NDArray[Any]
 Values = float | Array
 """One number, or an array with one for each layout that is looked at at once."""
+Columns = dict[str, Array]
 
 
 def stacked(*values: Values) -> Array:

@@ -7,16 +7,17 @@ dp x tp x pp x cp = devices          peaks              times
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError, short
+from tiledask.plan.arrays import Columns
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.overhead import VERDICTS, Overhead
-from tiledask.plan.fitting.space import COLUMNS, Columns, Space, layouts_of
+from tiledask.plan.fitting.space import COLUMNS, Space, layouts_of
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, Layout, Numbers
@@ -131,7 +132,9 @@ class Plans(Sequence[Plan], Printable):
     ):
         self.model, cluster, self.global_batch, recipe, self.sequence = run
         self.cluster, self.recipe, self.assumed, self.left_out = cluster, recipe, assumed, left_out
-        self.run = held = calibration_of(cluster.device, recipe, **assumed).holding(recipe)
+        known = calibration_of(cluster.device, recipe, **assumed)
+        # with the memory of that framework
+        self.run = held = replace(recipe, framework=known.framework, usual=known.usual)
         layouts = {name: n[name] for name in COLUMNS}
         if "peak" not in n:
             n = layouts | {"peak": peaks(self.model, held, self.sequence, **layouts)}

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError, short
+from tiledask.plan.arrays import Columns
 from tiledask.plan.choosing.search import SIMULATED, Plan, Plans, Run, considered, search
 from tiledask.plan.fitting.fixes import changes
-from tiledask.plan.fitting.space import COLUMNS, Columns
+from tiledask.plan.fitting.space import COLUMNS
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Numbers
 from tiledask.plan.inputs.load import load_cluster, load_model

@@ -298,5 +298,6 @@ def fits(
     known = calibration_of(cluster.device, recipe, **by)
     if overhead is not None:
         overhead = whole_number("overhead", overhead, 0, 10**24, of="bytes")
-    memory = estimate_memory(model, layout, known.holding(recipe), sequence, cached=cached)
+    recipe = replace(recipe, framework=known.framework, usual=known.usual)  # with its memory
+    memory = estimate_memory(model, layout, recipe, sequence, cached=cached)
     return Fit(memory, cluster, overhead, by, known.why)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.arrays import Array
+from tiledask.plan.arrays import Array, Columns
 from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import Overhead
-from tiledask.plan.fitting.space import CHUNKS, SHAPE, Columns, Space, context_degrees, grid, shapes
+from tiledask.plan.fitting.space import CHUNKS, SHAPE, Space, context_degrees, grid, shapes
 from tiledask.plan.fitting.vectorized import ORDERS, peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, Numbers

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.arrays import Array
+from tiledask.plan.arrays import Columns
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.model import Model
@@ -16,7 +16,7 @@ from tiledask.plan.timing.step_time import stage_layers
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import is_whole
 
-__all__ = ["CHUNKS", "COLUMNS", "SHAPE", "Columns", "Space", "context_degrees", "grid"]
+__all__ = ["CHUNKS", "COLUMNS", "SHAPE", "Space", "context_degrees", "grid"]
 __all__ += ["layouts_of", "shapes"]
 
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -25,7 +25,6 @@ SHAPE = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "microbatch", "microbatches"
 REST = ("zero", "recompute", "sequence_parallel", "flash_attention", "schedule", "items")
 """What ``shapes`` chooses together, and what is chosen freely beside them."""
 COLUMNS = SHAPE + REST
-Columns = dict[str, Array]
 
 
 @dataclass(frozen=True)

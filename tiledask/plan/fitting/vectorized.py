@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.arrays import Array, combinations
+from tiledask.plan.arrays import Array, Columns, combinations
 from tiledask.plan.fitting.activations import layer_costs, stages_in_flight
 from tiledask.plan.fitting.terms import Terms, fullest
 from tiledask.plan.inputs.layout import ITEMS, Layout, Numbers, expert_slices
@@ -32,7 +32,6 @@ PIPELINE = ("pp", "interleave", "schedule", "items")
 """Fields that a layer's bytes depend on, and what is in flight beside the micro-batches."""
 COUNTED = {*vars(Numbers())} - {"recompute", "schedule", "items"}
 """Fields whose numbers are in a term's."""
-Columns = dict[str, Array]
 
 
 def peaks(

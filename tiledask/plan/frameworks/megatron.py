@@ -47,8 +47,18 @@ def text(parts: list[Settings]) -> str:
 
 
 def read(text: str, model: Model | None, devices: int | None) -> Imported:
-    """The model, layout and recipe of the flags of pretrain_gpt.py, torchrun's before them too."""
-    return trained(*_flags(text), model, devices)
+    """The model, layout and recipe of the flags of pretrain_gpt.py, torchrun's before them too;
+    ConfigError for a program whose settings are not Megatron's."""
+    program, flags, unset, notes = flags_of(text, TABLE["launcher"])
+    for names, sentence in TABLE["foreign"]:
+        if any(re.fullmatch(names, each) for each in (f"{program}.py", *flags)):
+            raise ConfigError(sentence)
+    if not flags:
+        got = f"{', '.join(unset)}, which nothing in it sets" if unset else short(text)
+        raise ConfigError(
+            f"Megatron's flags look like --tensor-model-parallel-size 8 --swiglu; got {got}"
+        )
+    return trained(flags, notes, unset, model, devices)
 
 
 def trained(
@@ -86,21 +96,6 @@ def trained(
         f |= {"sequence": f["packed_tokens"] * f["cp"], "microbatch": 1}
     f["batch"] = f["dp"] * f["microbatch"] if f["batch"] == -1 else f["batch"]
     return found.imported(model, f, _chunks(f, model.layers), "optimizer")
-
-
-def _flags(text: str) -> tuple[Settings, list[str], list[str]]:
-    """The flags, what is not certain of them, and the variables and scripts of which nothing is
-    known; ConfigError for a program whose settings are not Megatron's."""
-    program, flags, unset, notes = flags_of(text, TABLE["launcher"])
-    for names, sentence in TABLE["foreign"]:
-        if any(re.fullmatch(names, each) for each in (f"{program}.py", *flags)):
-            raise ConfigError(sentence)
-    if not flags:
-        got = f"{', '.join(unset)}, which nothing in it sets" if unset else short(text)
-        raise ConfigError(
-            f"Megatron's flags look like --tensor-model-parallel-size 8 --swiglu; got {got}"
-        )
-    return flags, notes, unset
 
 
 def _chunks(f: Settings, layers: int) -> tuple[int, ...]:

@@ -120,10 +120,6 @@ class Calibration:
             f"Calibration({self.name} ({self.why}), times {self.scale:.4g}, within {error:.0f} %)"
         )
 
-    def holding(self, recipe: Recipe) -> Recipe:
-        """``recipe`` with the memory of this framework."""
-        return replace(recipe, framework=self.framework, usual=self.usual)
-
     def rates(self, device: Device, recipe: Recipe, width: int = 0) -> Rates:
         """What ``device`` reaches in numbers of ``width`` bytes, by default activations'."""
         precision = precision_of(device, recipe, width or recipe.compute_bytes)

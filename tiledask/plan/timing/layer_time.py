@@ -229,13 +229,14 @@ class LayerTime:
         return _piece(compute=compute, recompute=stacked(0.0, again), **repeated)
 
     @cached_property
-    def kinds(self) -> list[tuple[str, int, Array]]:
-        """(name, how many there are, the seconds of one) of each kind of layer."""
-        return [(kind.name, kind.many, self.layer(kind)) for kind in self.model.layer_kinds]
+    def kinds(self) -> list[Array]:
+        """The seconds of a layer of each kind."""
+        return [*map(self.layer, self.model.layer_kinds)]
 
     def mean_layer(self) -> Array:
         """The mean over all layers of the model."""
-        parts = (n / self.model.layers * layer for _, n, layer in self.kinds)
+        pairs = zip(self.model.layer_kinds, self.kinds, strict=True)
+        parts = (kind.many / self.model.layers * layer for kind, layer in pairs)
         return sum(parts, np.zeros((len(PIECE), 2, 1)))
 
     def _sum(self) -> Values:
@@ -284,7 +285,7 @@ class LayerTime:
         if not (further := self.model.mtp_layers):
             return head
         joined = self.weight_products(tuple(w for w in self.model.head if "MTP" in w.name)[:1])
-        layer = self.kinds[self.model.kind_of[-1]][-1] + _piece(compute=joined)
+        layer = self.kinds[self.model.kind_of[-1]] + _piece(compute=joined)
         total: Array = head + further * (head + layer)
         return total
 

@@ -92,8 +92,7 @@ def estimate_steps(
     given |= {"sequence": sequence, "calibration": known}
     time = LayerTime(**given, n=Numbers.of(*layouts))
     # of each layout [a layer of each kind, transfer, embedding, head, mean layer][PIECE, ways]
-    kinds = (layer for *_, layer in time.kinds)
-    pieces = *kinds, time.transfer(), time.embedding(), time.head(), time.mean_layer()
+    pieces = *time.kinds, time.transfer(), time.embedding(), time.head(), time.mean_layer()
     shape = len(PIECE), 2, len(layouts)
     every = np.moveaxis(np.stack([np.broadcast_to(piece, shape) for piece in pieces]), -1, 0)
     stages = list[tuple[Array, float, int]]()
