@@ -108,16 +108,8 @@ def test_each_row_has_the_combination_that_it_is_said_to_have(largest: int) -> N
     drawn = rng.integers(0, largest, (20, 4))
     drawn[:, 1:] = largest - 1  # what they differ in would be the first to leave 64 bits
     columns = list(drawn[rng.integers(0, 20, 500)].T)
+    columns += [np.array(["none", "full", "half"])[rng.integers(0, 3, 500)], columns[0] > 1]
     rows, which = combinations(columns)
     assert len(rows) == len({*zip(*(column.tolist() for column in columns), strict=True)})
     for column in columns:
         assert (column[rows][which] == column).all()
-
-
-def test_words_and_switches_are_combined_as_numbers_are() -> None:
-    words, switch = np.array(["none", "full", "full", "half"] * 2), np.array([True] * 7 + [False])
-    rows, which = combinations([words, switch])
-    assert [*zip(words[rows], switch[rows], strict=True)] == [
-        *(("none", True), ("full", True), ("half", False), ("half", True))
-    ]
-    assert which.tolist() == [0, 1, 1, 3, 0, 1, 1, 2]

@@ -9,15 +9,6 @@ from tiledask.errors import ConfigError
 from tiledask.plan.timing.budget import MTBF, budget, checkpoint_interval, checkpointing
 
 
-@pytest.mark.parametrize(("cost", "mtbf"), [(0.5, 3600.0), (30.0, 20_000.0), (0.001, 60.0)])
-def test_no_other_interval_costs_less(cost, mtbf):
-    def share(interval):
-        return cost / interval + interval / 2 / mtbf
-
-    best = checkpoint_interval(cost, mtbf)
-    assert share(best) <= min(share(best * k / 100) for k in range(10, 1000))
-
-
 def drawn(said, work: float, seed: int) -> float:
     """Wall over work where failures come at exponential times, in saves and restarts too."""
     draw, wall, saved = random.Random(seed), 0.0, 0.0
