@@ -45,7 +45,7 @@ def read(folder, file):
 
 def test_a_cluster_file_overrides_the_node(tmp_path):
     six = {"devices": 6, "device": "T4"}
-    assert read(tmp_path, {**six, "devices_per_node": 2}).nodes == 3
+    assert read(tmp_path, {**six, "devices_per_node": 2}).devices_per_node == 2
     uneven = read(tmp_path, {**six, "devices_per_node": 4}).uneven
     assert uneven == "6 devices are taken as 1 full node of 4 and one with 2"
     with pytest.raises(ConfigError, match="'speed' is not known"):

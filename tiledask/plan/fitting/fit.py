@@ -255,7 +255,8 @@ class Fit(Printable):
         yield f"{self.verdict}{used(self.layout, self.cluster.devices)}", f": {self.reason}"
         if not self.missing:
             yield from [TIGHT] * (self.verdict == "tight") + [speed] * bool(speed)
-            yield from (*self.memory.stages(), *self.notes)
+            _, *ledger = self.memory.printed()
+            yield from (*ledger, *self.notes)
         best = self.smallest_fix
         if best is not None and self.on_enough != "fits":
             yield "smallest fix", f": {best}"

@@ -82,12 +82,9 @@ class MemoryEstimate(Printable):
         return f"MemoryEstimate({run}: peak {format_bytes(self.peak)} per device)"
 
     def printed(self) -> Iterator[Part]:
+        """What is estimated; the ledger, a row per run of alike stages, of many the ends and the
+        fullest, and a column per group of tensor classes; what is kept beside the devices."""
         yield repr(self)
-        yield from self.stages()
-
-    def stages(self) -> Iterator[Part]:
-        """The ledger, a row per run of alike stages, of many the ends and the fullest, and a column
-        per group of tensor classes; what is kept beside the devices."""
         ledger = self.ledger
         groups = {s.tensor: "optimizer" if s.zero == 1 else s.tensor for s in self.recipe.states}
         groups["key-value cache"] = "KV cache"

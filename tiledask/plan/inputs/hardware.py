@@ -102,8 +102,8 @@ class ClusterSpec:
     """Equal devices in equal nodes: what a plan is made for.
 
     >>> spec = load_cluster("80xA100-40GB")
-    >>> spec.devices, spec.nodes, spec.device.memory_bytes
-    (80, 10, 40000000000)
+    >>> spec.devices, spec.devices_per_node, spec.device.memory_bytes
+    (80, 8, 40000000000)
     """
 
     devices: int
@@ -117,17 +117,13 @@ class ClusterSpec:
     """What is assumed of devices of which only the memory is known; empty where nothing is."""
 
     @property
-    def nodes(self) -> int:
-        return -(-self.devices // self.devices_per_node)
-
-    @property
     def uneven(self) -> str:
         """What is assumed of devices that do not fill their nodes; empty where they do."""
-        last = self.devices % self.devices_per_node
-        if not last or self.nodes == 1:
+        full, last = divmod(self.devices, self.devices_per_node)
+        if not (full and last):
             return ""
-        full = f"{self.nodes - 1} full node{'s' * (self.nodes > 2)} of {self.devices_per_node}"
-        return f"{self.devices} devices are taken as {full} and one with {last}"
+        nodes = f"{full} full node{'s' * (full > 1)} of {self.devices_per_node}"
+        return f"{self.devices} devices are taken as {nodes} and one with {last}"
 
     def __repr__(self) -> str:
         links = ", ".join(link.name for link in (self.within_node, self.between_nodes))
