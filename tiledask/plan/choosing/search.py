@@ -27,7 +27,7 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
 from tiledask.plan.tables import Part, Printable, Table, format_value, frame
 from tiledask.plan.timing.calibration import BESIDE, Calibration, calibration_of
-from tiledask.plan.timing.step import StepEstimate, estimate_step, estimate_steps
+from tiledask.plan.timing.step import StepEstimate, estimate_steps
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.plan.whole import is_whole, whole_number
@@ -84,9 +84,7 @@ class Plan:
     @cached_property
     def step(self) -> StepEstimate:
         """Where the time goes; the stages as they are, simulated."""
-        found = self.found
-        of = found.model, self.layout, found.cluster, found.recipe, found.sequence
-        return estimate_step(*of, **found.assumed)
+        return self.fit.step
 
     def to_dict(self) -> dict[str, Any]:
         """The layout, also as `tiledask fit` takes it, and what it takes, as plain values for JSON;
