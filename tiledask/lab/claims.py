@@ -83,7 +83,7 @@ def product_rows(
     which each rank gets once what it lacks of its rows of A and its columns of B."""
     (m, k), n, itemsize = problem.a.shape, problem.b.shape[1], C.dtype.itemsize
     (planned, counted), (predicted, measured), (p, q) = C.traffic, C.memory, C.mesh.shape
-    runtime = max(predicted.by_tensor(place)["runtime"] for place in predicted.moments)
+    runtime = max(predicted.by_tensor(place)["runtime"] for place in predicted.places)
     formula = None
     if algorithm in ("summa", "cannon", "gather"):
         # each rank lacks (q-1)/q of a block row of A and (p-1)/p of a block column of B

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from tiledask.plan import html
+from tiledask.plan.tables import frame
 from tiledask.plan.units import format_bytes
 
 __all__ = ["ALWAYS", "Ledger", "Row"]
@@ -44,7 +45,7 @@ class Ledger:
         return cls(tuple(rows))
 
     @cached_property
-    def moments(self) -> dict[int, dict[str, int]]:
+    def _moments(self) -> dict[int, dict[str, int]]:
         """By place the bytes at each of its moments, what is always there included."""
         found: dict[int, Counter[str]] = {}
         for row in sorted(self.rows, key=lambda row: row.place):
@@ -55,9 +56,17 @@ class Ledger:
         }
 
     @property
+    def places(self) -> tuple[int, ...]:
+        return tuple(self._moments)
+
+    def moments(self, place: int) -> dict[str, int]:
+        """Bytes on ``place`` at each of its moments, what is always there included."""
+        return dict(self._moments.get(place, {}))
+
+    @property
     def per_place(self) -> dict[int, int]:
         """Peak bytes of every place."""
-        return {place: max(mine.values()) for place, mine in self.moments.items()}
+        return {place: max(mine.values()) for place, mine in self._moments.items()}
 
     @property
     def peak(self) -> int:
@@ -68,12 +77,12 @@ class Ledger:
     def binding(self) -> tuple[int, str, str]:
         """(place, moment, tensor class) that decide the peak: the largest class of that moment."""
         place = max(peaks := self.per_place, key=peaks.__getitem__)
-        moment = max(held := self.moments[place], key=held.__getitem__)
+        moment = max(held := self._moments[place], key=held.__getitem__)
         return place, moment, max(sizes := self.by_tensor(place, moment), key=sizes.__getitem__)
 
     def by_tensor(self, place: int, moment: str | None = None) -> dict[str, int]:
         """Bytes of each tensor class on ``place`` at ``moment`` (default: its fullest)."""
-        held, totals = self.moments[place], Counter[str]()
+        held, totals = self._moments[place], Counter[str]()
         moment = moment or max(held, key=held.__getitem__)
         for row in self.rows:
             if row.place == place and row.moment in (ALWAYS, moment):
@@ -84,12 +93,17 @@ class Ledger:
         """The peak of every place and every row, as plain values for JSON."""
         return {"per_place": self.per_place, "rows": [vars(row) for row in self.rows]}
 
+    def to_frame(self) -> Any:
+        """A row each: place, tensor, moment, bytes, formula, source."""
+        names = [field.name for field in fields(Row)]
+        return frame({name: [getattr(row, name) for row in self.rows] for name in names})
+
     def __repr__(self) -> str:
         if not self.rows:
             return "Ledger(empty)"
         place, moment, tensor = self.binding
         return (
-            f"Ledger({len(self.moments)} place{'s'[: len(self.moments) > 1]}, peak "
+            f"Ledger({len(self.places)} place{'s'[: len(self.places) > 1]}, peak "
             f"{format_bytes(self.peak)} on place {place} at {moment}, mostly {tensor})"
         )
 

@@ -352,7 +352,7 @@ def test_memory_bars_are_the_bytes_of_the_fullest_moment_and_marked_over_the_cap
     (axes,) = plots.memory_bars(SPLIT, 40 * GB).axes
     for tensor in ("weights", "optimizer", "activations"):
         drawn = [w for _, _, w, _ in places(axes, tensor)]
-        assert drawn == [SPLIT.by_tensor(place)[tensor] for place in SPLIT.moments]
+        assert drawn == [SPLIT.by_tensor(place)[tensor] for place in SPLIT.places]
     ends = [x + w for x, _, w, _ in places(axes, "activations")]
     assert ends == list(SPLIT.per_place.values())
     assert [(x, w) for x, _, w, _ in places(axes, "over")] == [(40 * GB, 2 * GB)]

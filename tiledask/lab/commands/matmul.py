@@ -47,7 +47,7 @@ def run_matmul(args: argparse.Namespace) -> Run:
         why = f"{algorithm} was asked for; without a run no times are compared."
         yield title
         choice: Any = found[algorithm]
-        runtime = max(choice.ledger.by_tensor(d)["runtime"] for d in choice.ledger.moments)
+        runtime = max(choice.ledger.by_tensor(d)["runtime"] for d in choice.ledger.places)
         yield (
             f"{format_bytes(choice.total)} move between workers, {format_bytes(choice.received)} "
             f"to the one that receives most; the fullest holds {format_bytes(choice.peak)}, of "

@@ -147,7 +147,7 @@ def _bars(
     def held(number: int) -> dict[str, float]:
         return {name: size for name, size in ledger.by_tensor(number).items() if size} | more
 
-    runs = [(tensors, [*numbers]) for tensors, numbers in groupby(ledger.moments, held)]
+    runs = [(tensors, [*numbers]) for tensors, numbers in groupby(ledger.places, held)]
     for tensors, (first, *rest) in runs:
         where = f"{place}s {first} to {rest[-1]}" if rest else f"{place} {first}"
         where = f"every {place}" if rest and len(runs) == 1 else where

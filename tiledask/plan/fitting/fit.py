@@ -195,7 +195,7 @@ class Fit(Printable):
         check_trains(recipe)
         kept = (s for s in recipe.states if s.of == "adapters" or not recipe.adapters)
         saved = {s.tensor for s in kept if not re.search("gradients|gathered", s.tensor)}
-        stages = map(ledger.by_tensor, ledger.moments)
+        stages = map(ledger.by_tensor, ledger.places)
         most = max(sum(stage[tensor] for tensor in saved & stage.keys()) for stage in stages)
         return checkpointing(most, step or self.step.total, self.layout.devices, **given)
 

@@ -31,12 +31,15 @@ YAML = r"(?m)\A(?!.*--\w)(?:\s*#.*\n|\s*\n)*[A-Za-z_]\w*:(?:\s|$)"
 
 @dataclass(frozen=True)
 class Exported:
-    """A framework's configuration of a layout."""
+    """A framework's configuration of a layout; ``str()`` of it is its text."""
 
     framework: str
     text: str
     lost: Mapping[str, str]  # field -> a sentence, for want of a counterpart
     notes: tuple[str, ...]  # a sentence for each thing that differs
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def export_config(

@@ -102,8 +102,8 @@ class ClusterSpec:
     """Equal devices in equal nodes: what a plan is made for.
 
     >>> spec = load_cluster("80xA100-40GB")
-    >>> spec.devices, spec.devices_per_node, spec.device.memory_bytes
-    (80, 8, 40000000000)
+    >>> spec.devices, spec.nodes, spec.device.memory_bytes
+    (80, 10, 40000000000)
     """
 
     devices: int
@@ -115,6 +115,11 @@ class ClusterSpec:
     nvme_bytes: int = 0  # Of a node's disks, likewise
     assumed: str = ""
     """What is assumed of devices of which only the memory is known; empty where nothing is."""
+
+    @property
+    def nodes(self) -> int:
+        """How many, the last perhaps not full."""
+        return -(-self.devices // self.devices_per_node)
 
     @property
     def uneven(self) -> str:
