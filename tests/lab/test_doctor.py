@@ -10,7 +10,7 @@ from tiledask.plan.tables import print_parts
 
 NAMES = (
     "Python|memory|temporary disk|g++|NumPy|JupyterLab|Dask panels|NVRTC|CuPy|Dask-CUDA|RMM|"
-    "NCCL|GPU|workers"
+    "GPU|workers"
 )
 DEVICE = {"index": 0, "name": "NVIDIA H200", "compute_capability": "9.0", "memory": 150 * 10**9}
 NO_GPU = doctor._unusable("no NVIDIA driver answers")
@@ -107,13 +107,12 @@ def test_what_a_gpu_is_to_the_machine(monkeypatch, gpu, traces, state, said):
     assert (".[gpu]" in found["GPU"].fix) == (gpu is NO_CUPY)
 
 
-@pytest.mark.parametrize(("gpus", "state"), [(0, "note"), (1, "note"), (2, "missing")])
+@pytest.mark.parametrize(("gpus", "state"), [(0, "note"), (1, "missing")])
 def test_what_gpus_need_is_missing_where_there_are_so_many(monkeypatch, gpus, state):
     monkeypatch.setattr(doctor, "_version", lambda name: "")
     found = with_gpu(monkeypatch, GPU | {"devices": [DEVICE] * gpus})
-    assert found["NCCL"].state == state
-    assert found["CuPy"].state == ("missing" if gpus else "note")
-    assert (".[gpu]" in found["NCCL"].fix) == (state == "missing")
+    assert found["CuPy"].state == state
+    assert (".[gpu]" in found["CuPy"].fix) == (state == "missing")
 
 
 def test_what_is_not_installed_is_missing(monkeypatch):

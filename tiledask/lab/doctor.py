@@ -35,7 +35,6 @@ PACKAGES = (
     ("CuPy", "tiles on a GPU", "cupy-cuda13x", "gpu", 1),
     ("Dask-CUDA", "GPU workers", "dask-cuda", "gpu", 1),
     ("RMM", "what Dask-CUDA needs", "rmm-cu13", "gpu", 1),
-    ("NCCL", "arrays from GPU to GPU", "nvidia-nccl-cu13", "gpu", 2),
 )
 """Name, use, distribution, the extra that brings it, the fewest GPUs with which it is of use."""
 Found = tuple[str, ...]

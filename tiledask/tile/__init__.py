@@ -9,7 +9,7 @@ layers/          the layers of one device: attention, MLP, norms, loss, convolut
 optimizers.py    steps of weights: rules, mixed precision, loss scales, clipping
 datasets.py      a text and pictures for small models
 memory.py        a pool that counts a device's arrays, and refuses the next
-nccl.py, ipc.py  arrays from GPU to GPU: by NCCL, by CUDA's handles between processes
+ipc.py           arrays from GPU to GPU: by CUDA's handles between processes
 backend.py       NumPy or CuPy, the one place that imports CuPy, and only when needed; halves
 progress.py      a bar for long calls, here and on clusters
 """

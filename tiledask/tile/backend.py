@@ -19,7 +19,7 @@ from tiledask.errors import KernelError, short
 from tiledask.extras import install, needed_for
 
 __all__ = ["HALVES", "Array", "Backend", "GpuInfo", "accumulator", "aligned", "array_namespace"]
-__all__ += ["as_dtype", "cupy_module", "name_of", "namespace", "nccl_bindings", "nvrtc_reason"]
+__all__ += ["as_dtype", "cupy_module", "name_of", "namespace", "nvrtc_reason"]
 __all__ += ["on_device", "probe", "synchronize", "to_numpy"]
 
 Array: TypeAlias = Any
@@ -125,18 +125,6 @@ def namespace(name: str) -> ModuleType:
     if not probe().usable:
         raise KernelError(f"CuPy arrays cannot be used here: {probe().reason}; use 'numpy'")
     return cupy_module()
-
-
-def nccl_bindings() -> ModuleType:
-    """CuPy's bindings of NCCL. Raises KernelError, in a sentence, where they cannot be used."""
-    namespace("cupy")
-    try:
-        found = import_module("cupy.cuda.nccl")
-    except ImportError as error:
-        raise KernelError(f"CuPy's NCCL cannot be imported ({_line(error)})") from None
-    if not getattr(found, "available", False):
-        raise KernelError("CuPy finds no NCCL library; install NVIDIA's package nvidia-nccl-cu13")
-    return found
 
 
 def to_numpy(x: Array) -> np.ndarray:

@@ -16,7 +16,7 @@ from oracles.waiting import raised_late
 import tiledask as td
 from tiledask.distributed.ranks import run
 from tiledask.distributed.ranks.run import TRANSPORTS
-from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
+from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
 
 pytestmark = pytest.mark.cluster
 WAYS = pytest.mark.parametrize("way", TRANSPORTS)
@@ -53,6 +53,8 @@ def test_arguments_may_lie_on_the_workers(cluster):
 
     done = td.run_ranks(program, mesh, 2, per_rank=list(x.blocks), timeout=240)
     assert done.results == [285.0, 285.0]
+    with pytest.raises(ConfigError, match="no transport 'nccl'; there are sockets, posts"):
+        td.run_ranks(program, mesh, 2, 1.0, transport="nccl")
 
 
 @WAYS

@@ -11,5 +11,4 @@ threads.py        run_threads: it on threads of this process, without Dask
   mismatch.py     what a rank called, and how two calls differ
   records.py      every collective as a record; their totals, beside what was planned
   ../transport/   how messages go from rank to rank: by threads, datagrams, Dask's messages
-    nccl.py       NCCL's own sums, from GPU to GPU; their bytes are computed
 """

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.ranks.mismatch import CollectiveCall
-from tiledask.distributed.ranks.records import NCCL, Record, Terms, predicted
+from tiledask.distributed.ranks.records import Record, Terms
 from tiledask.distributed.ranks.rounds import RankRound, rank_rounds
 from tiledask.distributed.transport.transport import Port, Steps
 from tiledask.tile.backend import name_of
@@ -31,8 +31,6 @@ class Exchange:
         self.dtype: np.dtype | None = None if array is None else array.dtype
         self.payload = 0 if array is None else array.nbytes
         """Bytes."""
-        self.devices: Any = group.owner.transport.devices if algorithm == NCCL else None
-        """The way from GPU to GPU, if NCCL takes it (a Devices)."""
         self.terms: Terms = ()
         """For the record's prediction; known at the latest when the collective is done."""
 
@@ -40,8 +38,6 @@ class Exchange:
         if self.note is not None:
             self.rank.transport.check()
         self._before = self.port.enter(self.call)
-        if self.devices is not None:
-            self.devices.open(self)
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: Any) -> None:
@@ -54,8 +50,6 @@ class Exchange:
         barrier = None
         if self.call.kind not in ("send", "recv"):
             barrier, rank.barriers = rank.barriers, rank.barriers + 1
-        if self.algorithm == NCCL:  # which goes its own way
-            moved[:2] = predicted(self.call.kind, NCCL, self.me, self.terms)[:2]
         name = "" if self.dtype is None else name_of(self.dtype)
         what = self.call.kind, self.algorithm, self.members, self.axes, name, self.payload
         when = rank.at_step, barrier, self.call.label, begin, self.port.since

@@ -6,8 +6,7 @@ The rounds that are carried out are those that the arithmetic adds up; what is c
 the transport really sent and received. Ranks agree on each call before it begins; those of a
 program, which was checked before it runs, need not: then nothing travels but arrays. What can go
 wrong while it runs is told the same way. Arrays on GPUs go through host memory: they are copied to
-it, sent, and the result is copied back; but where every rank has a GPU of its own and there is NCCL
-(nccl.py) an all_reduce is NCCL's own, unless an algorithm is named.
+it, sent, and the result is copied back.
 """
 
 from collections.abc import Sequence
@@ -15,10 +14,9 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from tiledask.distributed.ranks import halos, nccl
+from tiledask.distributed.ranks import halos
 from tiledask.distributed.ranks.exchange import Exchange
 from tiledask.distributed.ranks.mismatch import CollectiveCall
-from tiledask.distributed.ranks.records import NCCL
 from tiledask.distributed.ranks.rounds import (
     all_reduced,
     cut,
@@ -31,7 +29,6 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.algorithms import KINDS, algorithms, default
 from tiledask.plan.collectives.cost import even
 from tiledask.tile.backend import name_of
-from tiledask.tile.nccl import REDUCES, on_gpu
 
 __all__ = ["Group", "How"]
 
@@ -41,8 +38,7 @@ class How(TypedDict, total=False):
 
     algorithm: str | None
     """"ring", "tree" or "direct" (plan/collectives/algorithms.py draws them); None takes the one
-    that `tiledask.plan.collectives.algorithms.default` names. Between GPUs an all_reduce has also
-    "nccl", NCCL's own: see nccl.py."""
+    that `tiledask.plan.collectives.algorithms.default` names."""
     label: str | None
     """For the record, behind the rank's labels of now."""
     keep: bool
@@ -113,11 +109,6 @@ class Group:
         """
         if self._alone:
             return x if how.get("keep") else x.copy()
-        if how.get("algorithm") is None and self.owner.transport.devices is not None and on_gpu(x):
-            how["algorithm"] = NCCL if x.dtype.name in REDUCES else None
-        if how.get("algorithm") == NCCL and self.size > 1:
-            with self.call("all_reduce", x, how, op=op) as exchange:
-                return nccl.all_reduce(exchange, x, op)
         host, back = in_host_memory(x)
         with self.call("all_reduce", host, how, op=op) as exchange:
             counts, operate, keep = even(host.size, self.size), operation(op), self._lends(how)
@@ -331,10 +322,7 @@ class Group:
         label = "/".join(filter(None, (owner.here, how.get("label"))))
         members, stream, number = self.members, self._stream, 0
         algorithm = (how.get("algorithm") or default(kind, self.size)) if kind in KINDS else ""
-        if algorithm == NCCL:
-            nccl.check(kind, array, owner.transport.devices, self.size)
-            algorithm = NCCL if self.size > 1 else default(kind, 1)
-        elif algorithm and algorithm not in algorithms:
+        if algorithm and algorithm not in algorithms:
             raise ConfigError(
                 f"no algorithm {algorithm!r} for {kind}; there are {', '.join(algorithms)}"
             )
@@ -342,10 +330,9 @@ class Group:
             raise ConfigError(
                 f"root {agreed['root']} is none of the group's ranks 0..{self.size - 1}; choose one"
             )
-        agrees = self.checked or algorithm == NCCL  # which must never wait for a program
         if other is None:
             self._calls += 1
-            number = self._calls if agrees else 0
+            number = self._calls if self.checked else 0
         else:
             if other == self.rank or not 0 <= other < self.size:
                 raise ConfigError(
@@ -355,7 +342,7 @@ class Group:
             members = tuple(sorted((members[other], owner.index)))
             stream, agreed = stream and f"{stream}pair", {"shape": None, "dtype": None}
         alike: tuple[tuple[str, Any], ...] = ()
-        if agrees:
+        if self.checked:
             facts: dict[str, Any] = {"algorithm": algorithm or None}
             if array is not None:
                 facts |= {"dtype": name_of(array.dtype), "shape": array.shape}

@@ -12,10 +12,8 @@ from tiledask.plan.collectives.cost import cost
 from tiledask.plan.collectives.rows import halo_cost
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["NCCL", "Moved", "Record", "Records", "Terms", "Total", "predicted"]
+__all__ = ["Moved", "Record", "Records", "Terms", "Total", "predicted"]
 
-NCCL = "nccl"
-"""The algorithm of collectives that NCCL carries out in its own way."""
 Terms = tuple[Any, ...]
 """What the arithmetic needs of one collective, for `predicted`; each kind has its own."""
 
@@ -39,7 +37,7 @@ class Record(NamedTuple):
     """"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
     "halo_exchange", "halo_reduce", "send", "recv", "sendrecv" or "barrier"."""
     algorithm: str
-    """"ring", "tree", "direct", or "nccl" for NCCL's own; empty where there is no choice."""
+    """"ring", "tree" or "direct"; empty where there is no choice."""
     group: tuple[int, ...]
     """Ranks that take part."""
     axes: tuple[int, ...]
@@ -48,11 +46,11 @@ class Record(NamedTuple):
     payload: int
     """Bytes of the array that this rank brings; of a broadcast those that it ends with."""
     sent: int
-    """Bytes that left this rank, counted where they left; computed if the algorithm is "nccl"."""
+    """Bytes that left this rank, counted where they left."""
     received: int
-    """Bytes that reached it, counted where they arrived; computed if the algorithm is "nccl"."""
+    """Bytes that reached it, counted where they arrived."""
     messages: int
-    """Messages that it sent; before a collective of "nccl" those in which the ranks meet."""
+    """Messages that it sent."""
     step: int | None
     """The training's step, if the program says which."""
     barrier: int | None
@@ -70,10 +68,8 @@ class Record(NamedTuple):
         return self.end - self.begin
 
     @property
-    def counted(self) -> Moved | None:
-        """None if nobody counted: NCCL's own algorithms go ways that only it knows."""
-        if self.algorithm == NCCL:
-            return None
+    def counted(self) -> Moved:
+        """What it moved, as it was counted."""
         return Moved(self.sent, self.received, self.messages)
 
     @property
@@ -84,10 +80,7 @@ class Record(NamedTuple):
 
 @cache
 def predicted(kind: str, algorithm: str, me: int, terms: Terms) -> Moved:
-    """What rank ``me`` of a group moves; by "nccl" bytes as on a ring, after all have met."""
-    if algorithm == NCCL:
-        ranks = len(terms[0])
-        return predicted(kind, "ring", me, terms)._replace(messages=1 if me else ranks - 1)
+    """What rank ``me`` of a group moves."""
     if kind in KINDS:
         return Moved(*cost(kind, algorithm, *terms).of_rank(me))
     if kind in ("halo_exchange", "halo_reduce"):
@@ -153,15 +146,12 @@ class Records:
     @property
     def mismatches(self) -> "Records":
         """The records whose counted bytes or messages are not those predicted; best none."""
-        wrong = (r for r in self.rows if r.counted not in (None, r.predicted))
-        return Records(tuple(wrong))
+        return Records(tuple(r for r in self.rows if r.counted != r.predicted))
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{t.calls} {kind}" for kind, t in self.totals("kind").items())
         sent, ranks = sum(r.sent for r in self.rows), len({r.rank for r in self.rows})
-        own = sum(r.sent for r in self.rows if r.counted is None)
-        computed = f", {own:,} of them computed, not counted: NCCL's own" if own else ""
-        return f"Records({kinds or 'none'}; {sent:,} bytes sent by {ranks} ranks{computed})"
+        return f"Records({kinds or 'none'}; {sent:,} bytes sent by {ranks} ranks)"
 
     def _repr_html_(self) -> str:
         head = ("kind", "algorithm", "label", "calls", "sent", "received", "messages", "time")

@@ -13,15 +13,12 @@ from typing import Any
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import set_clocks
-from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.deadlines import GRACE, LAST, bounded, left_of, seconds_of
 from tiledask.distributed.out_of_core.disk import writing
-from tiledask.distributed.ranks.nccl import Devices
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.transport.messages import Where, endpoint_of, opened
 from tiledask.errors import ConfigError
-from tiledask.tile.nccl import Place, place, stay_near, why_not
 
 __all__ = ["TRANSPORTS", "run_ranks"]
 
@@ -53,9 +50,8 @@ def run_ranks(
     timeout
         Seconds that the function may take (default 300). Nothing waits longer.
     transport
-        "sockets" between workers of one host, and by Dask's messages between hosts; "posts" all by
-        Dask's messages. Both carry arrays of GPUs through host memory. "nccl" has NCCL's own
-        all_reduce besides. None takes it where every rank has a GPU of its own and there is NCCL.
+        "sockets", the default, between workers of one host, and by Dask's messages between hosts;
+        "posts" all by Dask's messages. Both carry arrays of GPUs through host memory.
     again
         When a worker dies, run the function again on all ranks, from its beginning, as soon as the
         slot has another, until ``timeout`` is over. For a function that may run several times: what
@@ -76,6 +72,8 @@ def run_ranks(
             f"td.Mesh(cluster, (2, 2)), or run_threads(function, (2, 2)) without a cluster; the "
             f"ranks along an axis are rank.group(axis) in the function"
         )
+    if transport not in (None, *TRANSPORTS):
+        raise ConfigError(f"no transport {transport!r}; there are {', '.join(TRANSPORTS)}")
     seconds, given = seconds_of(timeout), arguments(mesh.shape, args, per_rank)
 
     def attempt(_: int, left: float) -> Ranks:
@@ -98,7 +96,6 @@ def _run(
     patience = max(seconds, PATIENCE)
     run = f"tiledask-ranks-{uuid.uuid4().hex[:12]}"
     folder = cluster.spool / run[-12:]
-    places = _places(cluster, mesh.at, transport, patience)
     set_clocks(cluster, patience)
     try:
         with writing(folder, lambda: 0):
@@ -107,7 +104,7 @@ def _run(
             tasks = []
             left = left_of(seconds).seconds - GRACE  # they say it before this call does
             reach = max(LAST, left), () if transport == "posts" else where
-            about = mesh.shape, cluster.backend, mesh.names, places
+            about = mesh.shape, cluster.backend, mesh.names
             name = getattr(function, "__name__", "function")
             for r, (slot, mine) in enumerate(zip(mesh.at, given, strict=True)):
                 spec = run, r, *reach, about, function, *mine
@@ -119,44 +116,17 @@ def _run(
     return collected(parts, mesh.hosts)
 
 
-def _places(
-    cluster: Cluster, slots: Sequence[int], asked: str | None, timeout: float
-) -> tuple[Place, ...]:
-    """Where the ranks are, if arrays go by NCCL; else none. Raises ConfigError if they should go
-    by NCCL and cannot."""
-    if asked not in (None, "nccl", *TRANSPORTS):
-        raise ConfigError(f"no transport {asked!r}; there are {', '.join(TRANSPORTS)}, nccl")
-    if asked in TRANSPORTS:
-        return ()
-    places = ()
-    if cluster.backend == "cupy":
-        found = cluster.run(place, timeout=timeout)
-        places = tuple(found[slot] for slot in slots)
-        reason = why_not(places)
-    else:
-        reason = "NCCL needs GPU workers, and these compute on CPUs"
-    if reason and asked:
-        raise ConfigError(f"{reason}; leave transport= out, and arrays go through host memory")
-    return () if reason else places
-
-
 def _work(
     run: str,
     rank: int,
     seconds: float,
     where: tuple[Where, ...],
-    about: tuple[tuple[int, ...], str, tuple[str, ...], tuple[Place, ...]],
+    about: tuple[tuple[int, ...], str, tuple[str, ...]],
     function: Callable[..., Any],
     *args: Any,
 ) -> RankResult:
-    """The function on this worker (a task); sockets go to ``where`` the ranks are.
-
-    Arrays go from GPU to GPU if ``about`` has the places of all ranks.
-    """
-    transport, (shape, backend, names, places) = endpoint_of(run, rank), about
+    """The function on this worker (a task); sockets go to ``where`` the ranks are."""
+    transport, (shape, backend, names) = endpoint_of(run, rank), about
     transport.begin(time.monotonic() + seconds, where)
-    if places:
-        stay_near(places)
-        transport.devices = Devices(transport)
     with host_memory.kept_by_malloc():
         return ran(function, shape, transport, backend, args, names)

@@ -359,5 +359,3 @@ class WorkerMessages(Transport):
             self._out.close()
         exchanges.pop(self.run, None)
         self._loans.lent.clear()
-        if self.devices is not None:
-            self.devices.close()

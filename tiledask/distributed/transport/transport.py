@@ -203,8 +203,6 @@ class Transport(ABC):
         than its thread is kept from running, its get waits for ever in Python 3.11."""
         self.ports: dict[tuple[tuple[int, ...], str], Port] = {}
         """By members and stream."""
-        self.devices: Any = None
-        """The way from GPU to GPU, if there is one (a Devices)."""
         self.heard = False
         """Whether it was another rank that ended the run."""
         self._begun, self._end = self.now(), ""
