@@ -1,7 +1,7 @@
 """d2l's LeNet split three ways: one loss, one gradient, and what is published about them.
 
-Holds `tiledask.distributed.convolution.lenet`, `tiledask.distributed.ranks.group`,
-`tiledask.distributed.ranks.halos`, `tiledask.lab.claims`.
+Holds `tiledask.distributed.convolution.lenet`, `tiledask.distributed.ranks.group`
+and `tiledask.lab.claims`.
 """
 
 import pytest

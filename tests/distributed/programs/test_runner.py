@@ -75,15 +75,6 @@ def test_what_is_held_is_what_the_program_said(monkeypatch, model, mesh, options
         assert peak == pytest.approx(said, rel=0.002)
 
 
-def test_recomputing_holds_less_and_sends_what_it_needs_again():
-    options = {"batch": 8, "sequence_parallel": True}
-    plain, again = (
-        td.training_program(PLAIN, (1, 2, 1), recompute=r, **options) for r in (False, True)
-    )
-    assert max(again.memory.per_place.values()) < 0.7 * max(plain.memory.per_place.values())
-    assert again.traffic.total > plain.traffic.total
-
-
 def test_an_error_says_at_which_instruction_it_came(monkeypatch):
     def fails(*_):
         raise FloatingPointError("out of digits")
@@ -94,12 +85,6 @@ def test_an_error_says_at_which_instruction_it_came(monkeypatch):
     notes = "\n".join(caught.value.__notes__)
     assert "in 0F.0 of rank 0: y." in notes
     assert "= do gelu y." in notes
-
-
-def test_a_kernel_that_nobody_has_is_refused(monkeypatch):
-    monkeypatch.delitem(KERNELS, "gelu")
-    with pytest.raises(KeyError, match="gelu"):
-        td.train(PLAIN, TEXT, (1, 1, 1), steps=1, batch=2, progress=False)
 
 
 def test_tokens_are_drawn_where_they_are_used_and_once(monkeypatch):

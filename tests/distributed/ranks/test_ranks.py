@@ -328,23 +328,6 @@ def test_what_a_rank_raises_is_everybodys_in_words_where_it_cannot_travel(error)
     assert "raise error" in "".join(caught.__notes__)
 
 
-def test_a_rank_that_never_calls():
-    stop = threading.Event()
-
-    def program(rank):
-        if rank.index == 0:
-            stop.wait(240)
-        with rank.label("loss"):
-            rank.group().all_reduce(1.0, algorithm="ring")
-
-    raised, error = errors_of(program, 3, timeout=0.5)
-    stop.set()
-    assert isinstance(error, DeadlineError)
-    # however far it is from who waits to whom all wait for
-    for each in raised.values():
-        says(each, "until the run's deadline", "'loss'", "rank 0 has been in no", "timeout=")
-
-
 def test_of_a_circle_the_deadline_says_who_waits_for_whom():
     """Rows before columns on one rank, columns before rows on the others."""
 

@@ -31,33 +31,29 @@ Bind = Callable[[Op, str, dict[str, Any]], Callable[..., Any]]
 written of a micro-batch (a tuple if several), and changes state in place."""
 _Env = dict[str, Any]
 """The arrays of a micro-batch, by name, and the state of the rank."""
-Call = Callable[[_Env], None]
-"""An op, bound to what it reads and writes."""
+Call = Callable[[_Env], Any]
+"""An op, bound to what it reads and writes; true of a "stop" that stops."""
 _OF_READERS = ("product", "work")
 """Args that are for other readers."""
-
-
-class StepLeftOut(Exception):
-    """A "stop" stopped."""
 
 
 class Interpreter:
     """One rank's way through its order, as often as it is wanted.
 
-    ``rank``: None of a rank that talks to no other. ``group``: whose ranks are those of the
-    program, if these are not all ranks of the run; they agree on each collective before it begins.
+    ``group``: whose ranks are those of the program, if these are not all ranks of the run; they
+    agree on each collective before it begins.
     """
 
     def __init__(
         self,
-        rank: Rank | None,
+        rank: Rank,
         program: Program,
         state: Mapping[str, Any],
         bind: Bind,
         group: Group | None = None,
     ) -> None:
         self.rank, self.program, self.group = rank, program, group
-        self.index = 0 if rank is None else rank.index if group is None else group.rank
+        self.index = rank.index if group is None else group.rank
         """Which rank of the program this is."""
         self.role, self.order = program.role(self.index), program.orders[self.index]
         self.turn = self.microbatch = 0
@@ -90,18 +86,14 @@ class Interpreter:
         """Whether the order was gone through to its end: a "stop" may have stopped it."""
         self._envs.clear()
         self._arriving.clear()
-        try:
-            self._go(range(len(self.order)))
-        except StepLeftOut:
-            return False
-        return True
+        return self._go(range(len(self.order)))
 
     def close(self) -> None:
         """Let go of all arrays at once, and of what would be called."""
         self._bound, self._state, self._envs = [], {}, {}
 
-    def _go(self, turns: Iterable[int], part: str = "") -> None:
-        """Do the ops of turns; of a ``part``, such as "kernel" or "send", those alone."""
+    def _go(self, turns: Iterable[int], part: str = "") -> bool:
+        """Do the ops of turns, and whether all; of a ``part``, "kernel" or "send", those alone."""
         for self.turn in turns:
             name, self.microbatch, _ = self.order[self.turn]
             env = self._env(self.microbatch)
@@ -109,15 +101,14 @@ class Interpreter:
             op: Op | None = None
             try:
                 for op, call in self._bound[self.turn]:
-                    if not part or part in (op.kind, op.name):
-                        call(env)
-            except StepLeftOut:
-                raise
+                    if (not part or part in (op.kind, op.name)) and call(env):
+                        return False
             except Exception as error:
                 error.add_note(f"in {name}.{self.microbatch} of rank {self.index}: {op!r}")
                 raise
             if part in ("", "send") and self._last[self.microbatch] == self.turn:
                 del self._envs[self.microbatch]
+        return True
 
     # -- ops, bound -------------------------------------------------------------------------------
 
@@ -141,7 +132,9 @@ class Interpreter:
             return self._kernel(op, block)
         if op.kind == "collective":
             return self._collective(op)
-        return self._message(op) if op.kind == "message" else lambda env: _stop(env[op.buffer])
+        if op.kind == "message":
+            return self._message(op)
+        return lambda env: env[op.buffer] != env[op.buffer]  # not a number
 
     def _message(self, op: Op) -> Call:
         """What sends a buffer, or brings it."""
@@ -198,7 +191,9 @@ class Interpreter:
         # what is of a micro-batch is never written again, here and elsewhere, if its place is its
         # own
         keep = buffer_of(brought) not in role.state.keys() | role.alias.keys()
-        run = _run_of(self._together(op), op, keep)
+        options = {"keep": keep, "concat_dim": op["dim"], "extents": op["extents"] or op["counts"]}
+        args = {option: options.get(option, op[option]) for option in _TAKES[op.name]}
+        run = partial(getattr(self._together(op), op.name), **args)
 
         def call(env: _Env) -> None:
             made = run(env[brought], label=call_label(self._label, op))
@@ -236,20 +231,9 @@ _TAKES: dict[str, tuple[str, ...]] = {
 """By collective, what the method of a group takes."""
 
 
-def _run_of(group: Any, op: Op, keep: bool) -> Callable[..., Any]:
-    """The method of a group that is a collective."""
-    said = {"keep": keep, "concat_dim": op["dim"], "extents": op["extents"] or op["counts"]}
-    args = {name: said.get(name, op[name]) for name in _TAKES[op.name]}
-    return partial(getattr(group, op.name), **args)
-
-
-def _stop(x: Any) -> None:
-    if x != x:  # not a number
-        raise StepLeftOut
-
-
-def _freed(call: Call, names: Iterable[str], env: _Env) -> None:
+def _freed(call: Call, names: Iterable[str], env: _Env) -> Any:
     """A call, after which names are let go."""
-    call(env)
+    stops = call(env)
     for name in names:
         env.pop(name, None)
+    return stops

@@ -6,7 +6,6 @@ threads.py        run_threads: it on threads of this process, without Dask
   rank.py         what it is given: where it stands, its groups, its labels
     group.py        the collectives, agreed on by the ranks that call them, or checked before
       exchange.py   one of them under way, and the record at the end
-      halos.py      rows that neighbours lend each other
       rounds.py     rounds, and sums in a fixed order
   mismatch.py     what a rank called, and how two calls differ
   records.py      every collective as a record; their totals, beside what was planned

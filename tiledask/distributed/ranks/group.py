@@ -10,43 +10,19 @@ it, sent, and the result is copied back.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypedDict, Unpack
+from math import prod
+from typing import Any, Unpack
 
 import numpy as np
 
-from tiledask.distributed.ranks import halos
-from tiledask.distributed.ranks.exchange import Exchange
-from tiledask.distributed.ranks.mismatch import CollectiveCall
-from tiledask.distributed.ranks.rounds import (
-    all_reduced,
-    cut,
-    in_host_memory,
-    joined,
-    operation,
-    through,
-)
-from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.collectives.algorithms import KINDS, algorithms, default
+from tiledask.distributed.ranks.exchange import Exchange, How
+from tiledask.distributed.ranks.rounds import cut, in_host_memory, joined
+from tiledask.errors import PlacementError
 from tiledask.plan.collectives.cost import even
-from tiledask.tile.backend import name_of
+from tiledask.plan.collectives.rows import halo_strips, halo_widths
+from tiledask.plan.intervals import Interval
 
 __all__ = ["Group", "How"]
-
-
-class How(TypedDict, total=False):
-    """How a collective is done, whichever it is."""
-
-    algorithm: str | None
-    """"ring", "tree" or "direct" (plan/collectives/algorithms.py draws them); None takes the one
-    that `tiledask.plan.collectives.algorithms.default` names."""
-    label: str | None
-    """For the record, behind the rank's labels of now."""
-    keep: bool
-    """Whether neither what is passed nor what comes back is ever changed, by anybody: then, in a
-    program, ranks that share memory need no copies, and nobody waits until others have read."""
-
-
-OPTIONS = frozenset(How.__annotations__)
 
 
 class Group:
@@ -70,14 +46,15 @@ class Group:
         self.size = len(members)
         self.checked = stream is None
         """Whether ranks agree on each call."""
-        self._stream = "" if self.checked else f"program {stream}"
+        self.stream = "" if self.checked else f"program {stream}"
         self.rank = members.index(rank.index)
         """This rank's number in the group."""
         self.owner = rank
         """Whose group this is."""
         self.bound: dict[Any, Any] = {}
         """What layers have bound to it, by what they are (tensor/run_layer.py)."""
-        self._calls = 0
+        self.calls = 0
+        """Of its collectives so far."""
 
     def among(self, numbers: Sequence[int]) -> "Group":
         """The group of these of its ranks, this one included; the group itself for all of them.
@@ -107,13 +84,12 @@ class Group:
         >>> run_threads(lambda rank: rank.group().all_reduce(2.0**rank.index).item(), 4).results
         [15.0, 15.0, 15.0, 15.0]
         """
-        if self._alone:
-            return x if how.get("keep") else x.copy()
         host, back = in_host_memory(x)
-        with self.call("all_reduce", host, how, op=op) as exchange:
-            counts, operate, keep = even(host.size, self.size), operation(op), self._lends(how)
-            rounds, exchange.terms = exchange.rounds(0, counts), (counts, host.dtype.itemsize)
-            host = exchange.carry(all_reduced(rounds, host, counts, self.rank, operate, keep))
+        with Exchange(self, "all_reduce", host, how, op=op) as exchange:
+            counts = even(host.size, self.size)
+            exchange.terms = counts, host.dtype.itemsize
+            parts = cut(host.reshape(-1), 0, counts)
+            host = joined(exchange.through(parts, counts, op=op), host.shape)
         return back(host)
 
     def reduce_scatter(
@@ -134,16 +110,15 @@ class Group:
         >>> run_threads(lambda rank: rank.group().reduce_scatter(np.arange(5)).tolist(), 3).results
         [[0, 3], [6, 9], [12]]
         """
-        if self._alone:
-            return x if how.get("keep") else x.copy()
         host, back = in_host_memory(x)
         dim, extents = _dim(host, dim), self._extents(host, dim, extents)
-        agreed: dict[str, Any] = {"op": op, "dim": dim, "extents": extents}
-        with self.call("reduce_scatter", host, how, **agreed) as exchange:
+        with Exchange(
+            self, "reduce_scatter", host, how, op=op, dim=dim, extents=extents
+        ) as exchange:
             parts = cut(host, dim, extents)
             counts = tuple(part.size for part in parts.values())
-            rounds, exchange.terms = exchange.rounds(0, counts), (counts, host.dtype.itemsize)
-            held = exchange.carry(through(rounds, parts, self._lends(how), operation(op)))
+            exchange.terms = counts, host.dtype.itemsize
+            held = exchange.through(parts, counts, op=op)
             host = held[self.rank] if self.size > 1 else host.copy()
         return back(host)
 
@@ -153,12 +128,11 @@ class Group:
         ``op`` as for `all_reduce`. The adjoint of `broadcast`.
         """
         host, back = in_host_memory(x)
-        with self.call("reduce", host, how, op=op, root=root) as exchange:
+        with Exchange(self, "reduce", host, how, op=op, root=root) as exchange:
             counts = even(host.size, self.size)
             exchange.terms = counts, host.dtype.itemsize, root
-            parts, rounds = cut(host.reshape(-1), 0, counts), exchange.rounds(root, counts)
-            held = exchange.carry(through(rounds, parts, operate=operation(op)))
-            host = joined(held, host.shape)
+            parts = cut(host.reshape(-1), 0, counts)
+            host = joined(exchange.through(parts, counts, root, op), host.shape)
         return back(host) if self.rank == root else None
 
     # -- gathering and scattering -------------------------------------------------------------
@@ -172,16 +146,10 @@ class Group:
         >>> run_threads(lambda rank: rank.group().all_gather(np.ones(rank.index)).size, 4).results
         [6, 6, 6, 6]
         """
-        if self._alone:
-            return x if how.get("keep") else x.copy()
         host, back = in_host_memory(x)
         dim = _dim(host, dim)
-        # along ``dim`` every rank may have another extent
-        shape = (*host.shape[:dim], "any", *host.shape[dim + 1 :])
-        agreed: dict[str, Any] = {"dim": dim, "shape": shape}
-        with self.call("all_gather", host, how, **agreed) as exchange:
-            held = {self.rank: host}
-            exchange.carry(through(exchange.rounds(), held, self._lends(how)))
+        with Exchange(self, "all_gather", host, how, dim=dim, shape=_any(host, dim)) as exchange:
+            held = exchange.through({self.rank: host})
             parts = [held[c] for c in range(self.size)]
             exchange.terms = tuple([part.size for part in parts]), host.dtype.itemsize
             host = np.concatenate(parts, axis=dim)
@@ -211,9 +179,8 @@ class Group:
         parts = cut(host, split_dim, self._extents(host, split_dim, extents))
         n, me = self.size, self.rank
         agreed: dict[str, Any] = {"shape": (), "split_dim": split_dim, "concat_dim": concat_dim}
-        with self.call("all_to_all", host, how, **agreed) as exchange:
-            held = {n * me + d: part for d, part in parts.items()}
-            exchange.carry(through(exchange.rounds(), held))
+        with Exchange(self, "all_to_all", host, how, **agreed) as exchange:
+            held = exchange.through({n * me + d: part for d, part in parts.items()})
             # chunks that never came by cost this rank nothing
             sizes = (held[c].size if c in held else 0 for c in range(n * n))
             exchange.terms = tuple(sizes), host.dtype.itemsize
@@ -226,18 +193,17 @@ class Group:
         The adjoint of `reduce`.
         """
         host, back = in_host_memory(x)
-        with self.call("broadcast", host, how, root=root) as exchange:
+        with Exchange(self, "broadcast", host, how, root=root) as exchange:
             counts = even(host.size, self.size)
             held = cut(host.reshape(-1), 0, counts) if self.rank == root else {}
-            exchange.carry(through(exchange.rounds(root), held))
             exchange.terms = counts, host.dtype.itemsize, root
-            host = joined(held, host.shape)
+            host = joined(exchange.through(held, root=root), host.shape)
         return back(host)
 
     def barrier(self, **how: Unpack[How]) -> None:
         """Return when all ranks of the group have called this."""
-        with self.call("barrier", None, how) as exchange:
-            exchange.carry(through(exchange.rounds(), {}))
+        with Exchange(self, "barrier", None, how) as exchange:
+            exchange.through({})
             exchange.terms = (0,) * self.size, 1
 
     # -- between neighbours and pairs ---------------------------------------------------------
@@ -258,7 +224,10 @@ class Group:
         [[0, 1, 2], [1, 2, 3, 4], [3, 4, 5]]
         """
         host, back = in_host_memory(x)
-        return back(halos.widened(self, host, (_dim(host, dim), before, after, (*extents,)), how))
+        dim, rows = _dim(host, dim), tuple(extents)
+        lent = self._lent("halo_exchange", host, dim, before, after, rows, how)
+        parts = {sum(rows[: self.rank]): host} | {start: part for (start, _), part in lent}
+        return back(np.concatenate([parts[start] for start in sorted(parts)], axis=dim))
 
     def halo_reduce(
         self, y: Any, dim: int, before: int, after: int, extents: Sequence[int], **how: Unpack[How]
@@ -268,20 +237,63 @@ class Group:
         The adjoint of `halo_exchange`, with its arguments. Sums: own first, then by rank.
         """
         host, back = in_host_memory(y)
-        return back(halos.folded(self, host, (_dim(host, dim), before, after, (*extents,)), how))
+        dim, rows, me = _dim(host, dim), tuple(extents), self.rank
+        lent, first = self._lent("halo_reduce", host, dim, before, after, rows, how), sum(rows[:me])
+        begin = first - halo_widths(rows, me, before, after)[0]
+        own = _rows(host, dim, (first, first + rows[me]), begin).copy()
+        for at, part in lent:
+            place = _rows(own, dim, at, first)
+            np.add(place, part, out=place)
+        return back(own)
+
+    def _lent(
+        self,
+        kind: str,
+        x: np.ndarray,
+        dim: int,
+        before: int,
+        after: int,
+        rows: tuple[int, ...],
+        how: How,
+    ) -> list[tuple[Interval, np.ndarray]]:
+        """(rows, their part) of what comes from other ranks for this one's halos, or from theirs;
+        by rank. ``rows``: of every rank."""
+        me, goes_back = self.rank, kind == "halo_reduce"
+        begin, wanted = sum(rows[:me]), -1
+        if len(rows) == self.size:
+            ahead, behind = halo_widths(rows, me, before, after) if goes_back else (0, 0)
+            begin, wanted = begin - ahead, ahead + rows[me] + behind
+        if x.shape[dim] != wanted:
+            raise PlacementError(
+                f"extents say how many rows each of the group's {self.size} ranks has, got {rows}; "
+                f"with before={before} and after={after} an array of {x.shape} along dim {dim} is "
+                f"not what rank {me} brings to a {kind}"
+            )
+        halos = halo_strips(rows, before, after)
+        strips = [(s.source, s.destination, s.region[0]) for s in halos]
+        if goes_back:
+            strips = [(to, source, at) for source, to, at in strips]
+        out = [(to, [_rows(x, dim, at, begin)]) for source, to, at in strips if source == me]
+        into = sorted((source, at) for source, to, at in strips if to == me)
+        agreed: dict[str, Any] = {"dim": dim, "before": before, "after": after, "extents": rows}
+        with Exchange(self, kind, x, how, **agreed, shape=_any(x, dim)) as exchange:
+            came = exchange.swap(out, [source for source, _ in into])
+            row = prod(x.shape[:dim] + x.shape[dim + 1 :]) * x.itemsize
+            exchange.terms = rows, row, before, after
+        return [(at, part) for (_, at), (part,) in zip(into, came, strict=True)]
 
     def send(self, x: Any, to: int, **how: Unpack[How]) -> None:
         """Send ``x`` to the group's rank ``to``, which calls `recv`. Does not wait for it."""
         host, _ = in_host_memory(x)
-        with self.call("send", host, how, other=to) as exchange:
+        with Exchange(self, "send", host, how, other=to) as exchange:
             there = exchange.members.index(self.members[to])
-            exchange.swap([(there, [host])], (), self._lends(how))
+            exchange.swap([(there, [host])], ())
             exchange.terms = host.nbytes, None
 
     def recv(self, source: int, **how: Unpack[How]) -> Any:
         """What the group's rank ``source`` sends to this one next; not to be changed if it keeps
         it."""
-        with self.call("recv", None, how, other=source) as exchange:
+        with Exchange(self, "recv", None, how, other=source) as exchange:
             ((host,),) = exchange.swap((), (exchange.members.index(self.members[source]),))
             exchange.dtype, exchange.terms = host.dtype, (None, host.nbytes)
         return self.owner.on_device(host)
@@ -302,54 +314,6 @@ class Group:
 
     # -- what they share ----------------------------------------------------------------------
 
-    @property
-    def _alone(self) -> bool:
-        """Whether this is a program's only rank, whose sums are its own arrays."""
-        return self.size == 1 and not self.checked
-
-    def _lends(self, how: How) -> bool:
-        """Whether others may have what is passed itself, and no copy."""
-        return how.get("keep", False) and not self.checked
-
-    def call(
-        self, kind: str, array: Any, how: How, other: int | None = None, **agreed: Any
-    ) -> Exchange:
-        """An Exchange for the group's next collective, or a message to or from an ``other``, which
-        may overtake a program's collectives. ``agreed``: what is the same on all ranks."""
-        if not OPTIONS.issuperset(how):
-            raise TypeError(f"{kind} takes {', '.join(sorted(OPTIONS))}, got {', '.join(how)}")
-        owner = self.owner
-        label = "/".join(filter(None, (owner.here, how.get("label"))))
-        members, stream, number = self.members, self._stream, 0
-        algorithm = (how.get("algorithm") or default(kind, self.size)) if kind in KINDS else ""
-        if algorithm and algorithm not in algorithms:
-            raise ConfigError(
-                f"no algorithm {algorithm!r} for {kind}; there are {', '.join(algorithms)}"
-            )
-        if not 0 <= agreed.get("root", 0) < self.size:
-            raise ConfigError(
-                f"root {agreed['root']} is none of the group's ranks 0..{self.size - 1}; choose one"
-            )
-        if other is None:
-            self._calls += 1
-            number = self._calls if self.checked else 0
-        else:
-            if other == self.rank or not 0 <= other < self.size:
-                raise ConfigError(
-                    f"rank {self.rank} of a group of {self.size} cannot {kind} to or from "
-                    f"{other!r}; choose another of 0..{self.size - 1}"
-                )
-            members = tuple(sorted((members[other], owner.index)))
-            stream, agreed = stream and f"{stream}pair", {"shape": None, "dtype": None}
-        alike: tuple[tuple[str, Any], ...] = ()
-        if self.checked:
-            facts: dict[str, Any] = {"algorithm": algorithm or None}
-            if array is not None:
-                facts |= {"dtype": name_of(array.dtype), "shape": array.shape}
-            alike = tuple([each for each in (facts | agreed).items() if each[1] is not None])
-        call = CollectiveCall(owner.index, kind, members, number, label, alike)
-        return Exchange(self, owner.transport.port(members, stream), call, algorithm, array)
-
     def _extents(self, x: np.ndarray, dim: int, extents: Sequence[int] | None) -> tuple[int, ...]:
         if extents is None:
             return even(x.shape[dim], self.size)
@@ -369,3 +333,13 @@ def _dim(x: np.ndarray, dim: int) -> int:
             f"take one of 0..{x.ndim - 1}, or x.reshape(1) if it has none"
         )
     return dim % x.ndim
+
+
+def _any(x: np.ndarray, dim: int) -> tuple[Any, ...]:
+    """The shape of ``x``, but that along ``dim`` every rank may have another extent."""
+    return (*x.shape[:dim], "any", *x.shape[dim + 1 :])
+
+
+def _rows(x: np.ndarray, dim: int, rows: Interval, first: int) -> np.ndarray:
+    """These ``rows`` of an array of which ``x`` has those from ``first`` on, along ``dim``."""
+    return x[(slice(None),) * dim + (slice(rows[0] - first, rows[1] - first),)]

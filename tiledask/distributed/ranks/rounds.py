@@ -9,10 +9,10 @@ and then copied, so all ranks have the same bits; with "direct" they are those o
 What a call does in which round is worked out once for its kind, group, sizes and type.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from types import MappingProxyType
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,16 +25,7 @@ from tiledask.plan.collectives.cost import SHAPES_AGREE
 from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import array_namespace, to_numpy
 
-__all__ = [
-    "RankRound",
-    "all_reduced",
-    "cut",
-    "in_host_memory",
-    "joined",
-    "operation",
-    "rank_rounds",
-    "through",
-]
+__all__ = ["RankRound", "cut", "in_host_memory", "joined", "operation", "rank_rounds", "through"]
 
 OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -91,12 +82,11 @@ def through(
     held: Held,
     keep: bool = False,
     operate: Any = None,
-    room: Mapping[int, Any] = MappingProxyType({}),
 ) -> Steps:
     """``held`` after all rounds; chunks that come are put there, or added to what is there.
 
-    All parts of a sum are added from the left, by ``operate``, into the chunk's place in ``room``
-    if it has one. ``keep``: nobody changes what was held or will be.
+    All parts of a sum are added from the left, by ``operate``. ``keep``: nobody changes what was
+    held or will be.
 
     >>> from tiledask.distributed.transport.transport import driven
     >>> mine, theirs = np.array([60, 1], np.float16), np.array([1, 2], np.float16)
@@ -111,9 +101,8 @@ def through(
         came = yield out, each.sources, keep or not (each.adds or operate is None)
         for chunk, order in each.sums:
             partials = [held[chunk] if at is None else came[at[0]][at[1]] for at in order]
-            place = room.get(chunk)
-            if place is None and not keep:
-                place = partials[order[0] is None]  # what came is this rank's own
+            # what came is this rank's own
+            place = None if keep else partials[order[0] is None]
             held[chunk] = partials[0]
             with np.errstate(over="ignore", invalid="ignore"):  # a sum that is no half is inf
                 for part in partials[1:]:
@@ -122,27 +111,6 @@ def through(
             for chunks, parts in zip(each.chunks, came, strict=True):
                 held.update(zip(chunks, parts, strict=True))
     return held
-
-
-def all_reduced(
-    given: Sequence[RankRound],
-    x: Any,
-    counts: tuple[int, ...],
-    me: int,
-    operate: Any,
-    keep: bool = False,
-) -> Steps:
-    """The sum of all ranks' ``x``, of its shape, in chunks of ``counts`` elements; with ``keep``
-    nobody changes ``x`` or it."""
-    new = np.empty if x.nbytes < LARGE else host_memory.empty
-    flat, whole, parts = x.reshape(-1), new((x.size,), x.dtype), _parts(counts)
-    held = {chunk: flat[part] for chunk, part in enumerate(parts)}
-    room = {me: whole[parts[me]]} if keep else {}
-    yield from through(given, held, keep, operate, room)
-    for chunk, part in enumerate(parts):
-        if held[chunk] is not room.get(chunk):
-            whole[part] = held[chunk]
-    return whole.reshape(x.shape)
 
 
 def operation(op: str) -> Any:
@@ -156,10 +124,10 @@ def operation(op: str) -> Any:
 
 
 def joined(held: Held, shape: tuple[int, ...]) -> Any:
-    """The chunks of a flattened array as one of ``shape``."""
+    """The chunks of a flattened array as one of ``shape``, a copy."""
     parts = [held[c] for c in range(len(held))]
-    whole = host_memory.empty((sum(part.size for part in parts),), parts[0].dtype)
-    return np.concatenate(parts, out=whole).reshape(shape)
+    new = np.empty if sum(part.nbytes for part in parts) < LARGE else host_memory.empty
+    return np.concatenate(parts, out=new((prod(shape),), parts[0].dtype)).reshape(shape)
 
 
 def cut(x: Any, dim: int, extents: Sequence[int]) -> Held:

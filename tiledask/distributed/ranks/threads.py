@@ -12,14 +12,7 @@ import numpy as np
 
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
-from tiledask.distributed.transport.transport import (
-    SOON,
-    Message,
-    Port,
-    Steps,
-    Transport,
-    driven,
-)
+from tiledask.distributed.transport.transport import SOON, Message, Port, Steps, Transport, driven
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.plan.whole import is_whole
 
