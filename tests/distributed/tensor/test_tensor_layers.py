@@ -125,15 +125,6 @@ def test_a_layer_is_that_of_one_device(name, t, sequence, regather):
     check_layer(LAYERS[name], t, sequence, regather)
 
 
-def test_kv_heads_are_summed_only_where_they_are_shared():
-    """8 query heads over 2 kv heads: on 4 ranks two pairs share one each; on 2 nobody shares."""
-    four, two = (
-        check_layer(LAYERS["heads (8, 2, 4)"], t).records.where("shared kv") for t in (4, 2)
-    )
-    assert [r.group for r in four] == [(0, 1), (0, 1), (2, 3), (2, 3)]
-    assert not len(two)
-
-
 # -- embedding and loss ----------------------------------------------------------------------------
 
 

@@ -17,14 +17,14 @@ from typing import Any
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.layers import column_linear_grad
-from tiledask.distributed.tensor.placed import Placed, Weights
+from tiledask.distributed.tensor.placed import Placed
 from tiledask.distributed.tensor.propagate import propagate, refuse
 from tiledask.distributed.tensor.run_layer import KeptLayer, LayerRule, forward
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.products.placement import Shard, Shards
 from tiledask.plan.program.making.convolutions import WindowTerms
-from tiledask.tile.layers.conv import Pair, Sides, Windows, windows
+from tiledask.tile.layers.conv import Pair, Sides, windows
 
 __all__ = ["conv2d", "conv2d_grad"]
 
@@ -60,21 +60,13 @@ def conv2d(
     ...     return y.local[0, 0, :, 0].tolist()
     >>> run_threads(program, 4).results
     [[4.0, 6.0, 6.0], [6.0, 6.0, 6.0], [6.0, 6.0, 6.0], [6.0, 4.0]]
+
+    Raises PlacementError for other placements, KernelError where no window fits into the image.
     """
     laid = windows((w.shape[2], w.shape[3]), stride, padding, dilation)
-    return forward(_conv2d, group, (x,), {"w": w, "b": b}, laid)
-
-
-conv2d_grad = column_linear_grad
-"""(dx, dw, db), placed as x, w and b are. By output one all_reduce, of dx; in rows a halo_reduce,
-for what other ranks' windows read here, and one all_reduce of dw and db."""
-
-
-def _conv2d(group: Group, given: tuple[Placed], of: Weights, laid: Windows) -> LayerRule:
-    """Raises KernelError where windows do not fit into the image."""
-    x, in_rows = given[0], given[0].dim is not None
+    in_rows = x.dim is not None
     letters = "NCr!W OCIJ O -> NCr!W" if in_rows else "NCHW o!CIJ o! -> NCHW"
-    propagate(group, "conv2d", letters, WHY, x=x, w=of["w"], b=of["b"])
+    propagate(group, "conv2d", letters, WHY, x=x, w=w, b=b)
     window = WindowTerms(laid.size, laid.stride, laid.padding, laid.dilation)
     options: dict[str, Any] = {"unit": "", "window": window}
     if in_rows:
@@ -83,11 +75,15 @@ def _conv2d(group: Group, given: tuple[Placed], of: Weights, laid: Windows) -> L
             refuse("conv2d", f"ranks have rows one behind the other, got shards of {held}")
         rows = laid.size[0], laid.stride[0], laid.padding[0], laid.dilation[0]
         options["split"] = split_rows(held.counts, *rows)
-        out = options["split"].out
-        ends = pairwise(ends_of(out))
-        shards = Shards(sum(out), tuple((at,) if at[0] < at[1] else () for at in ends))
+        ends = ends_of(options["split"].out)
+        shards = Shards(ends[-1], tuple((at,) if at[0] < at[1] else () for at in pairwise(ends)))
     else:
-        _, shards = of["w"].split
-    shape = x.shape[0], of["w"].shape[0], *laid.out((x.shape[2], x.shape[3]))
+        _, shards = w.split
+    shape = x.shape[0], w.shape[0], *laid.out((x.shape[2], x.shape[3]))
     y = Placed.of(None, Shard(ROWS if in_rows else CHANNELS), shape, shards)
-    return LayerRule("conv", y, options, "conv2d")
+    return forward(group, LayerRule("conv", "conv2d", y), (x,), {"w": w, "b": b}, **options)
+
+
+conv2d_grad = column_linear_grad
+"""(dx, dw, db), placed as x, w and b are. By output one all_reduce, of dx; in rows a halo_reduce,
+for what other ranks' windows read here, and one all_reduce of dw and db."""

@@ -30,18 +30,7 @@ from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.intervals import split as cut
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.program.making.lenet import (
-    NAMES,
-    PARAMETERS,
-    PARTS,
-    SHAPES,
-    SIDE,
-    STAGES,
-    UNITS,
-    Split,
-    lenet_program,
-    stages_of,
-)
+from tiledask.plan.program.making import lenet as making
 from tiledask.plan.program.making.zero import DATA
 from tiledask.plan.program.ops import Op
 from tiledask.plan.whole import whole_number
@@ -56,14 +45,14 @@ __all__ = ["LeNet", "LeNetConfig", "LeNetTrainer", "train_lenet"]
 class LeNet:
     """The LeNet of Dive into Deep Learning's chapter on several GPUs, in units of a layer."""
 
-    split: Split
-    units: ClassVar[tuple[str, ...]] = NAMES
-    size: ClassVar[int] = PARAMETERS
+    split: making.Split
+    units: ClassVar[tuple[str, ...]] = making.NAMES
+    size: ClassVar[int] = making.PARAMETERS
     gated: ClassVar[bool] = False
 
     def parameters(self, unit: str) -> dict[str, L.Parameter]:
         """Those of a layer on one device, by name."""
-        inputs, outputs, *window = SHAPES[unit]["w"]
+        inputs, outputs, *window = making.SHAPES[unit]["w"]
         if window:  # of a convolution outputs come first
             rows, columns = window
             return L.conv2d_parameters(outputs, inputs, (rows, columns))
@@ -102,12 +91,13 @@ class LeNetConfig(RankConfig):
     """Of a LeNet."""
 
     batch: int
-    axes: ClassVar[tuple[int, int, int]] = (DATA, PARTS, STAGES)
+    axes: ClassVar[tuple[int, int, int]] = (DATA, making.PARTS, making.STAGES)
     trainer: ClassVar[type[Trainer]] = LeNetTrainer
 
     def units(self, stage: int) -> tuple[str, ...]:
         """The layers of a stage."""
-        return tuple(NAMES[i] for i in stages_of(self.model.split.stages)[stage])
+        layers = making.stages_of(self.model.split.stages)[stage]
+        return tuple(making.NAMES[i] for i in layers)
 
     def draw(self, number: int, copy: int, microbatch: int) -> tuple[np.ndarray, np.ndarray]:
         """(images, classes) of a copy's rows of a step's batch."""
@@ -161,10 +151,10 @@ def train_lenet(
     """
     if isinstance(ways, str):
         raise ConfigError(f"ways say how many ranks each has: {{{ways!r}: 4}}, got {ways!r} alone")
-    split, most = Split.of(ways), UNITS[NAMES[-1]]
-    if data.pixels.shape[1:] != (SIDE, SIDE) or data.classes > most:
+    split, most, side = making.Split.of(ways), making.UNITS[making.NAMES[-1]], making.SIDE
+    if data.pixels.shape[1:] != (side, side) or data.classes > most:
         raise ConfigError(
-            f"LeNet takes images of {SIDE} x {SIDE} and up to {most} classes, got {data!r}; "
+            f"LeNet takes images of {side} x {side} and up to {most} classes, got {data!r}; "
             f'td.load_images("digits") has such'
         )
     whole_number("steps", steps, 0)
@@ -176,7 +166,7 @@ def train_lenet(
             f"{split} takes {split.ranks} ranks, and the mesh has {mesh.ranks}: use "
             f"td.Mesh(cluster, ({split.ranks},)), or other ways"
         )
-    rule = rule or Adam()
+    rule, itemsize = rule or Adam(), np.dtype(dtype).itemsize
     config = LeNetConfig(
         model=LeNet(split),
         shape=split.shape,
@@ -188,7 +178,7 @@ def train_lenet(
         seed=seed,
         batch=batch,
     )
-    program = lenet_program(split, batch, config.recipe, np.dtype(dtype).itemsize).check()
+    program = making.lenet_program(split, batch, config.recipe, itemsize).check()
     if mesh is not None:
         mesh = Mesh(mesh.cluster, split.shape, slots=mesh.at)
     return run_training(config, program, None, mesh, seconds_of(timeout))

@@ -23,8 +23,4 @@ from tiledask.distributed.tensor.placed import *  # noqa: F403
 from tiledask.distributed.tensor.tp_region import *  # noqa: F403
 from tiledask.distributed.tensor.weights import *  # noqa: F403
 
-__all__: list[str] = []
-__all__ += layers.__all__
-__all__ += placed.__all__
-__all__ += tp_region.__all__
-__all__ += weights.__all__
+__all__ = [*layers.__all__, *placed.__all__, *tp_region.__all__, *weights.__all__]

@@ -28,15 +28,17 @@ are summed up:
 (Shoeybi et al., arXiv:1909.08053, section 3; tile/layers/cross_entropy.py has the formulas.)
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import log
 from typing import Any
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
-from tiledask.distributed.tensor.propagate import fits, need, propagate, refuse
+from tiledask.distributed.tensor.propagate import check_gather, fits, need, propagate, refuse
 from tiledask.distributed.tensor.run_layer import KeptLayer, LayerRule, backward, forward
-from tiledask.distributed.tensor.tp_region import ONCE, check_gather
+from tiledask.distributed.tensor.tp_region import ONCE
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.shards import HeadCounts, block_layout
 from tiledask.plan.products.placement import (
@@ -51,27 +53,11 @@ from tiledask.plan.program.making.decoder import block_shapes
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.cross_entropy import check_count
 
-__all__ = [
-    "DecoderBlock",
-    "column_linear",
-    "column_linear_grad",
-    "cross_entropy",
-    "cross_entropy_grad",
-    "decoder_block",
-    "decoder_block_grad",
-    "embedding",
-    "embedding_grad",
-    "layer_norm",
-    "mlp",
-    "mlp_grad",
-    "rms_norm",
-    "row_linear",
-    "row_linear_grad",
-    "self_attention",
-    "self_attention_grad",
-    "swiglu_mlp",
-    "swiglu_mlp_grad",
-]
+__all__ = ["DecoderBlock", "column_linear", "column_linear_grad", "cross_entropy"]
+__all__ += ["cross_entropy_grad", "decoder_block", "decoder_block_grad", "embedding"]
+__all__ += ["embedding_grad", "layer_norm", "mlp", "mlp_grad", "rms_norm", "row_linear"]
+__all__ += ["row_linear_grad", "self_attention", "self_attention_grad", "swiglu_mlp"]
+__all__ += ["swiglu_mlp_grad"]
 
 AS_Y = "it is placed as y is"
 OF_A_SUM = (
@@ -92,10 +78,8 @@ NORM = (
     "the norm of a sum is not the sum of norms, nor is that of a token's columns that of its "
     "own part; sum first, by g(group, x), or gather it, or shard its tokens"
 )
-TOKENS = "sum a Partial first, by g(group, x); of shards, only those of tokens go in and come out"
 ALONE = tile.Heads(1, 1, 1)
-Given = tuple[Placed, ...]
-"""What a layer takes beside its weights."""
+TOKENS = "sum a Partial first, by g(group, x); of shards, only those of tokens go in and come out"
 
 
 # -- linear layers ---------------------------------------------------------------------------------
@@ -120,15 +104,11 @@ def column_linear(
     >>> run_threads(program, 2).results
     [[[3.0, 5.0]], [[7.0]]]
     """
-    return forward(_column_linear, group, (x,), {"w": w, "b": b}, regather)
-
-
-def _column_linear(group: Group, given: Given, of: Weights, regather: bool) -> LayerRule:
     name = "column_linear"
-    y = propagate(group, name, "*K Kn! n! -> *n!", COLUMNS, x=given[0], w=of["w"], b=of["b"])
-    check_gather(group, given[0])
-    options: dict[str, Any] = {"unit": "", "names": ("w",), "labels": (name,)}
-    return LayerRule(name, y, options, name, AS_Y, given[0], regather=regather)
+    y = propagate(group, name, "*K Kn! n! -> *n!", COLUMNS, x=x, w=w, b=b)
+    check_gather(group, x)
+    rule = LayerRule(name, name, y, AS_Y, x.spec, regather=regather)
+    return forward(group, rule, (x,), {"w": w, "b": b}, unit="", names=("w",), labels=(name,))
 
 
 def row_linear(
@@ -139,12 +119,8 @@ def row_linear(
     ``to``: where y is: on every rank, or evenly sharded along a dimension of its tokens. b is on
     every rank, added once, after the sum. An x that every rank has in full is refused.
     """
-    return forward(_row_linear, group, (x,), {"w": w, "b": b}, to)
-
-
-def _row_linear(group: Group, given: Given, of: Weights, to: Placement) -> LayerRule:
-    w, b, name = of["w"], of["b"], "row_linear"
-    y = propagate(group, name, "*k! k!N N -> *N", ROWS, x=given[0], w=w, b=b)
+    name = "row_linear"
+    y = propagate(group, name, "*k! k!N N -> *N", ROWS, x=x, w=w, b=b)
     _, rows = w.split
     if sum(rows.counts) != w.shape[0]:
         refuse(
@@ -154,7 +130,8 @@ def _row_linear(group: Group, given: Given, of: Weights, to: Placement) -> Layer
         )
     y = _summed(group, y, to)
     propagate(group, "add_bias", "*n n -> *n", ONCE.format(group.size), x=y, b=b)
-    return LayerRule(name, y, {"unit": "", "w": "w", "label": name}, name, OF_A_SUM, y)
+    rule = LayerRule(name, name, y, OF_A_SUM, y)
+    return forward(group, rule, (x,), {"w": w, "b": b}, unit="", w="w", label=name)
 
 
 def _summed(group: Group, y: Placed, to: Placement) -> Placed:
@@ -195,23 +172,22 @@ def layer_norm(
 
     ``name`` labels the collective of the backward.
     """
-    return forward(_norm, group, (x,), {"w": w, "b": b}, False, eps, name)
+    return _norm(group, x, {"w": w, "b": b}, False, eps, name)
 
 
 def rms_norm(
     group: Group, x: Placed, w: Placed, eps: float = 1e-6, name: str = "rms_norm"
 ) -> tuple[Placed, KeptLayer]:
     """(y, kept), as `layer_norm`, without a mean and a bias."""
-    return forward(_norm, group, (x,), {"w": w}, True, eps, name)
+    return _norm(group, x, {"w": w}, True, eps, name)
 
 
 def _norm(
-    group: Group, given: Given, weights: Weights, gated: bool, eps: float, name: str
-) -> LayerRule:
-    w, b = weights["w"], weights.get("b")
-    y = propagate(group, name, "*H H H -> *H", NORM, x=given[0], w=w, b=b)
-    options = {"unit": "", "name": "norm", "label": name, "gated": gated, "eps": eps}
-    return LayerRule("norm", y, options, name, "", y, "norm.")
+    group: Group, x: Placed, weights: Weights, gated: bool, eps: float, name: str
+) -> tuple[Placed, KeptLayer]:
+    y = propagate(group, name, "*H H H -> *H", NORM, x=x, w=weights["w"], b=weights.get("b"))
+    rule, options = LayerRule("norm", name, y, tokens=y, prefix="norm."), {"gated": gated}
+    return forward(group, rule, (x,), weights, unit="", name="norm", label=name, eps=eps, **options)
 
 
 # -- feed-forward, attention, decoder block --------------------------------------------------------
@@ -230,16 +206,14 @@ def mlp(
 ) -> tuple[Placed, KeptLayer]:
     """(y, kept) for x [..., h]; y is placed as x is. Weights as `mlp_layout` places them."""
     tile.find_activation(activation)
-    how = ALONE, regather, (("kernel", activation),)
-    return forward(_of_layout, group, (x,), weights, "mlp", *how)
+    return _of_layout(group, "mlp", x, weights, regather=regather, kernel=activation)
 
 
 def swiglu_mlp(
     group: Group, x: Placed, weights: Weights, *, regather: bool = False
 ) -> tuple[Placed, KeptLayer]:
     """(y, kept) for x [..., h]; y is placed as x is. Weights as `mlp_layout` places them."""
-    how = ALONE, regather, (("kernel", "swiglu"),)
-    return forward(_of_layout, group, (x,), weights, "swiglu_mlp", *how)
+    return _of_layout(group, "swiglu_mlp", x, weights, regather=regather, kernel="swiglu")
 
 
 def self_attention(
@@ -256,8 +230,7 @@ def self_attention(
     ``heads`` are those of the whole layer; weights as `attention_layout` places them. ``angles``
     are of all tokens: every rank has all of them when it attends.
     """
-    given, how = _with_angles(x, angles), (heads, regather, ())
-    return forward(_of_layout, group, given, weights, "self_attention", *how)
+    return _of_layout(group, "self_attention", x, weights, heads, regather, angles=angles)
 
 
 @dataclass(frozen=True)
@@ -279,8 +252,8 @@ def decoder_block(
     angles: tile.Angles | None = None,
 ) -> tuple[Placed, KeptLayer]:
     """(y [b, s, h], kept); y is placed as x is. Weights as `block_layout` places them."""
-    given, how = _with_angles(x, angles), (block.heads, block.regather, (("gated", block.gated),))
-    return forward(_of_layout, group, given, weights, "decoder_block", *how)
+    of = block.heads, block.regather
+    return _of_layout(group, "decoder_block", x, weights, *of, gated=block.gated, angles=angles)
 
 
 mlp_grad = swiglu_mlp_grad = self_attention_grad = backward
@@ -294,35 +267,33 @@ def decoder_block_grad(
     return backward(group, dy, kept, weights)
 
 
-def _with_angles(x: Placed, angles: tile.Angles | None) -> Given:
-    if x.ndim != 3:
-        raise PlacementError(f"attention takes x [batch, tokens, width], got {x}")
-    return (x,) if angles is None else (x, Placed.of(angles, EVERYWHERE, ()))
-
-
 def _of_layout(
     group: Group,
-    given: Given,
+    name: str,
+    x: Placed,
     weights: Weights,
-    layer: str,
-    heads: tile.Heads,
-    regather: bool,
-    options: tuple[tuple[str, Any], ...],
-) -> LayerRule:
+    heads: tile.Heads = ALONE,
+    regather: bool = False,
+    **options: Any,
+) -> tuple[Placed, KeptLayer]:
     if tuple(heads.kv_of) != tile.shared_heads(heads.query, heads.kv):
         raise PlacementError(
             f"over ranks, equally many neighbouring query heads share a kv head; got kv_of="
             f"{heads.kv_of} of {heads.query} query and {heads.kv} kv heads: leave kv_of out"
         )
-    writer, prefix, _ = LAYERS[layer]
-    y = propagate(group, layer, "*H -> *H", TOKENS, x=given[0])
-    check_gather(group, y)
-    counts, told = HeadCounts(heads.query, heads.kv, heads.width), {"unit": "", **dict(options)}
-    gated = layer == "swiglu_mlp" or told.get("gated", False)
-    _check_layout(group, layer, y.shape[-1], weights, counts, gated)
-    if len(given) == 1 and prefix != "mlp.":
-        told["angles"] = None
-    return LayerRule(writer, y, told, layer, OF_A_SUM, y, prefix, counts, regather)
+    (writer, prefix, _), given = LAYERS[name], [x]
+    y = propagate(group, name, "*H -> *H", TOKENS, x=x)
+    check_gather(group, x)
+    counts = HeadCounts(heads.query, heads.kv, heads.width)
+    gated = options.get("kernel") == "swiglu" or options.get("gated", False)
+    _check_layout(group, name, y.shape[-1], weights, counts, gated)
+    if "angles" in options:
+        if x.ndim != 3:
+            raise PlacementError(f"attention takes x [batch, tokens, width], got {x}")
+        if options["angles"] is not None:
+            given.append(Placed.of(options.pop("angles"), EVERYWHERE, ()))
+    rule = LayerRule(writer, name, y, OF_A_SUM, y, prefix, counts, regather)
+    return forward(group, rule, tuple(given), weights, unit="", **options)
 
 
 def _check_layout(
@@ -330,33 +301,54 @@ def _check_layout(
 ) -> None:
     """Refuse weights that are missing or unknown, of another shape, or placed in another way."""
     _, prefix, layout = LAYERS[layer]
-    last, given = "mlp.w_down" if gated else "mlp.w_2", {f"{prefix}{n}": n for n in weights}
-    inner = weights[given[last]].shape[0] if last in given else 1
-    shapes: dict[str, tuple[int, ...]] = {}
-    for inside, one in (("attention", "attention.wqkv"), ("mlp", "mlp.w_gate_up")):
-        all_of = block_shapes(width, heads, inner, gated, fused=one in given, bias=True)
-        shapes |= {n: all_of[n] for n in all_of if n.startswith((inside, "norm"))}
-    needed = [n for n in shapes if n.startswith(prefix) and n.rpartition(".")[2][0] == "w"]
-    wrong = [*(n for n in needed if n not in given), *(n for n in given if n not in shapes)]
+    named = {f"{prefix}{name}": w for name, w in weights.items()}
+    last = named.get("mlp.w_down" if gated else "mlp.w_2")
+    inner, fused = 1 if last is None else last.shape[0], ("attention.wqkv", "mlp.w_gate_up")
+    one = tuple(name in named for name in fused)
+    right = _tilings(prefix, width, heads, inner, gated, one, group.size)
+    needed = [n for n in right if n.rpartition(".")[2][0] == "w"]
+    wrong = [*(n for n in needed if n not in weights), *(n for n in weights if n not in right)]
     if wrong:
         raise ConfigError(
-            f"{layer} has weights {', '.join(n.removeprefix(prefix) for n in needed)}, and biases; "
-            f"{wrong[0].removeprefix(prefix)} is "
+            f"{layer} has weights {', '.join(needed)}, and biases; {wrong[0]} is "
             + ("missing" if wrong[0] in needed else "none of them; leave it out")
         )
-    placements = block_layout(heads, inner, group.size)
-    for name, mine in given.items():
-        w, wanted = weights[mine], Tiling(shapes[name], (group.size,), (placements[name],))
+    for name, w in weights.items():
         if w is None:
             continue
-        need(layer, mine, w, (Replicate, Shard, Partial), "")
+        need(layer, name, w, (Replicate, Shard, Partial), "")
+        wanted = right[name]
         if (w.shape, w.placements, w.shards) != (wanted.shape, wanted.placements, wanted.shards()):
             refuse(
                 layer,
-                f"{mine} must be {wanted} ({wanted.shards() or 'whole'}), got {w} "
+                f"{name} must be {wanted} ({wanted.shards() or 'whole'}), got {w} "
                 f"({w.shards or 'whole'}): take {layout}",
             )
-        fits(group, layer, mine, w)
+        fits(group, layer, name, w)
+
+
+@lru_cache(256)
+def _tilings(
+    prefix: str,
+    width: int,
+    heads: HeadCounts,
+    inner: int,
+    gated: bool,
+    fused: tuple[bool, bool],
+    ranks: int,
+) -> Mapping[str, Tiling]:
+    """How weights lie whose names in a block begin with ``prefix``. ``fused``: whether q, k and v
+    are one matrix, and gate and up."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for inside, one in zip(("attention", "mlp"), fused, strict=True):
+        all_of = block_shapes(width, heads, inner, gated, fused=one, bias=True)
+        shapes |= {n: all_of[n] for n in all_of if n.startswith((inside, "norm"))}
+    placements = block_layout(heads, inner, ranks)
+    return {
+        name.removeprefix(prefix): Tiling(shape, (ranks,), (placements[name],))
+        for name, shape in shapes.items()
+        if name.startswith(prefix)
+    }
 
 
 # -- embedding and loss ----------------------------------------------------------------------------
@@ -369,21 +361,18 @@ def embedding(
 
     ``to``: where y is, as for `row_linear`. Raises KernelError for tokens outside of V.
     """
-    return forward(_embedding, group, (replicate(tokens),), {"table": table}, to)
+    why, ids = "each rank has its part of dimension 0", replicate(tokens)
+    y = propagate(group, "embedding", "* v!H -> *H", why, tokens=ids, table=table)
+    check_gather(group, table)
+    y = _summed(group, y, to)
+    rule = LayerRule("embedding", "embedding", y, tokens=y)
+    return forward(group, rule, (ids,), {"table": table}, counts=table.split[1].counts)
 
 
 def embedding_grad(group: Group, dy: Placed, kept: KeptLayer, table: Placed) -> Placed:
     """dtable, placed as the table is."""
     dtable: Placed = backward(group, dy, kept, {"table": table})[1]["table"]
     return dtable
-
-
-def _embedding(group: Group, given: Given, weights: Weights, to: Placement) -> LayerRule:
-    table, why = weights["table"], "each rank has its part of dimension 0"
-    y = propagate(group, "embedding", "* v!H -> *H", why, tokens=given[0], table=table)
-    check_gather(group, table)
-    y = _summed(group, y, to)
-    return LayerRule("embedding", y, {"counts": table.split[1].counts}, "embedding", "", y)
 
 
 def cross_entropy(
@@ -412,7 +401,17 @@ def cross_entropy(
     counted = tile.count_targets(targets, logits.shape[-1], smoothing, ignore)
     count = counted if count is None else count
     check_count(count)
-    y, kept = forward(_loss, group, (logits, replicate(targets)), {}, smoothing, ignore)
+    why = (
+        f"each of {group.size} ranks would count every class, and the loss would be larger by "
+        f"ln {group.size} = {log(group.size):.4f}; hand over what column_linear gives without "
+        f"gathering it, or use tiledask.tile.layers.cross_entropy on all of it"
+    )
+    propagate(group, "cross_entropy", "*v! -> *", why, logits=logits)
+    check_gather(group, logits)
+    rule = LayerRule("loss", "cross_entropy", Placed.of(None, EVERYWHERE, ()))
+    counts, given = logits.split[1].counts, (logits, replicate(targets))
+    options = {"counts": counts, "count": 1.0, "smoothing": smoothing, "ignore": ignore}
+    y, kept = forward(group, rule, given, {}, **options)
     return y.local / count, (kept, count)
 
 
@@ -421,16 +420,3 @@ def cross_entropy_grad(group: Group, dloss: float, kept: tuple[KeptLayer, float]
     layer, count = kept
     dlogits: Placed = backward(group, Placed.of(dloss / count, EVERYWHERE, ()), layer, {})[0]
     return dlogits
-
-
-def _loss(group: Group, given: Given, weights: Weights, smoothing: float, ignore: int) -> LayerRule:
-    why = (
-        f"each of {group.size} ranks would count every class, and the loss would be larger by "
-        f"ln {group.size} = {log(group.size):.4f}; hand over what column_linear gives without "
-        f"gathering it, or use tiledask.tile.layers.cross_entropy on all of it"
-    )
-    propagate(group, "cross_entropy", "*v! -> *", why, logits=given[0])
-    check_gather(group, given[0])
-    counts = given[0].split[1].counts
-    options = {"counts": counts, "count": 1.0, "smoothing": smoothing, "ignore": ignore}
-    return LayerRule("loss", Placed.of(None, EVERYWHERE, ()), options, "cross_entropy")

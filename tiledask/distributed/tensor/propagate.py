@@ -10,14 +10,15 @@ there t times.
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NoReturn
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed
 from tiledask.errors import PlacementError
-from tiledask.plan.products.placement import ANY, Partial, Replicate, Shard, Shards
+from tiledask.plan.products.placement import ANY, Partial, Replicate, Shard, Shards, Tiling
 
-__all__ = ["fits", "need", "propagate", "refuse", "same_placement"]
+__all__ = ["check_gather", "fits", "need", "propagate", "refuse", "same_placement"]
 
 
 _Letters = dict[str, tuple[str, int, Shards | None]]
@@ -89,11 +90,27 @@ def fits(group: Group, op: str, name: str, x: Placed) -> None:
     if x.local is None or ANY in x.tiling.mesh:
         return
     (over,), here = x.tiling.mesh, tuple(x.local.shape)
-    if over != group.size or here != x.tiling.block_shape((group.rank,)):
+    if over != group.size or here != _block_shape(x.tiling, group.rank):
         refuse(
             op,
             f"{name} is {x} over {over} ranks ({x.shards}), and rank {group.rank} of this group "
             f"of {group.size} has {list(here)} of it; place it again on this group, from the whole",
+        )
+
+
+@lru_cache(4096)
+def _block_shape(tiling: Tiling, rank: int) -> tuple[int, ...]:
+    return tiling.block_shape((rank,))
+
+
+def check_gather(group: Group, x: Placed) -> None:
+    """Refuse ``x`` unless all of it is here, or is had by a gather."""
+    fits(group, "gathered (all_gather)", "x", x)
+    if x.shards and not x.shards.in_a_row:
+        refuse(
+            "gathered (all_gather)",
+            f"the ranks' parts of {x} are not one behind the other ({x.shards}), and a gather "
+            f"would mix up its columns; take its halves apart first, or put_together",
         )
 
 

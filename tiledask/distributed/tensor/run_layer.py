@@ -1,7 +1,6 @@
 """A layer that ranks call is a program of one layer: made once, run on their group.
 
-    column_linear(group, x, w)     its rule checks the placements, the first time
-                                   forward: this rank's part, on what it is given
+    column_linear(group, x, w)     placements are checked; this rank's part, on what it is given
     column_linear_grad(...)        backward: on dy, and on what the forward has kept
 
 The program is that of a training's layers (plan/program/making/layers.py); collectives are the
@@ -32,14 +31,12 @@ class LayerRule(NamedTuple):
 
     layer: str
     """The method that writes it, of `ConvolutionLayers` or `TensorLayers`."""
-    y: Placed
-    """The placement of what comes out."""
-    options: dict[str, Any]
-    """Of the method."""
     name: str
     """Whose gradient is refused if dy is placed in another way."""
+    y: Placed
+    """The placement of what comes out."""
     why: str = ""
-    """It is."""
+    """The reason."""
     tokens: Placed | None = None
     """What is between layers: its tokens may be sharded."""
     prefix: str = ""
@@ -48,20 +45,12 @@ class LayerRule(NamedTuple):
     regather: bool = False
 
 
-Rule = Callable[..., LayerRule]
-"""From the group, the specs of what is given and of the weights, and the layer's options."""
-
-
-class BlockSpec(NamedTuple):
-    """What is known of a block before it is there."""
-
-    tiling: Tiling
-    shape: tuple[int, ...]
-    itemsize: int
-
-
-_Key = tuple[Rule, tuple[Any, ...], tuple[BlockSpec, ...], tuple[tuple[str, BlockSpec | None], ...]]
-"""What a layer's program follows from: its rule, options, what is given, and its weights."""
+_Spec = tuple[Tiling, int]
+"""What is known of a block before it is there: its tiling, and bytes of a number."""
+_Key = tuple[
+    LayerRule, tuple[tuple[str, Any], ...], tuple[_Spec, ...], tuple[tuple[str, _Spec | None], ...]
+]
+"""What a layer's program follows from: rule, options of its method, what is given, weights."""
 
 
 class KeptLayer(NamedTuple):
@@ -75,41 +64,29 @@ class BoundLayer(Interpreter):
     """This rank's part of a layer's program, bound to a group."""
 
     def __init__(self, group: Group, key: _Key) -> None:
-        make, options, given, of = key
-        xs = tuple(Placed(each, each.tiling) for each in given)
-        weights: Weights = {name: each and Placed(each, each.tiling) for name, each in of}
-        rule, there = make(group, xs, weights, *options), {n: w for n, w in weights.items() if w}
-        self.x, self.rule = xs[0], rule
-        self.names = list(there)
+        rule, options, given, of = key
+        self._buffers = {name: rule.prefix + name for name, spec in of if spec}
+        """Of each weight that is there."""
         self._arguments: Sequence[Any] = ()
         self._returned: Sequence[Any] = ()
         tokens = None
         if rule.tokens is not None and rule.tokens.dim is not None:
             dim, shards = rule.tokens.split
             tokens = dim, shards.counts
-        operands = tuple((rule.prefix + n, w.tiling, w.local.itemsize) for n, w in there.items())
-        program = layer_program(
-            rule.layer,
-            group.size,
-            tuple((f"x{n}", x.tiling, x.local.itemsize) for n, x in enumerate(xs)),
-            operands,
-            tuple(rule.options.items()),
-            [*there.values(), *xs][0].local.itemsize,
-            tokens,
-            rule.heads,
-            rule.regather,
-        )
-        state: dict[str, Any] = dict.fromkeys(name for name, *_ in operands)
-        super().__init__(group.owner, program, state, self._of_layer, group=group)
-        self._of_weights = {name: rule.prefix + name for name in there}
+        xs = tuple((f"x{n}", *spec) for n, spec in enumerate(given))
+        weights = tuple((rule.prefix + name, *spec) for name, spec in of if spec)
+        sizes = rule.layer, group.size, xs, weights, options, (weights or xs)[0][2]
+        program = layer_program(*sizes, tokens, rule.heads, rule.regather)
+        state: dict[str, Any] = dict.fromkeys(self._buffers.values())
+        super().__init__(group.owner, program, state, self._kernel_of, group=group)
 
-    def _of_layer(self, op: Op, _: str, told: dict[str, Any]) -> Callable[..., Any]:
+    def _kernel_of(self, op: Op, _: str, options: dict[str, Any]) -> Callable[..., Any]:
         if op.name == "arguments":
             return lambda: self._arguments
         if op.name == "returns":
             return self._return
         kernel = KERNELS[op.name]
-        return partial(kernel, **told) if told else kernel
+        return partial(kernel, **options) if options else kernel
 
     def _return(self, *arrays: Any) -> None:
         self._returned = arrays
@@ -119,49 +96,40 @@ class BoundLayer(Interpreter):
     ) -> tuple[Sequence[Any], dict[str, Any]]:
         """(what forward, turn 0, or backward returns, what it keeps besides)."""
         env, self._arguments = dict(kept or self._state), arguments
-        for name, buffer in self._of_weights.items():
-            w = weights[name]
-            env[buffer] = w and w.local
+        env |= {buffer: weights[name].local for name, buffer in self._buffers.items()}
         for _, call in self._bound[turn]:
             call(env)
-        for buffer in self._of_weights.values():
-            env[buffer] = None
+        env |= dict.fromkeys(self._buffers.values())
         returned, self._arguments, self._returned = self._returned, (), ()
         return returned, env
 
 
 def forward(
-    rule: Rule, group: Group, given: tuple[Placed, ...], weights: Weights, *options: Any
+    group: Group, rule: LayerRule, given: tuple[Placed, ...], weights: Weights, **options: Any
 ) -> tuple[Placed, KeptLayer]:
-    """(y, kept) of the layer that ``rule`` allows; PlacementError from there.
-
-    ``weights``: by name, None for a bias that is not there.
-    """
-    try:
-        of = tuple([(name, w if w is None else _spec(w)) for name, w in weights.items()])
-        key = rule, options, tuple([_spec(x) for x in given]), of
-    except AttributeError:
-        rule(group, given, weights, *options)  # what has no placement is refused there
-        raise
-    layer = _bound(group, key)
-    (y,), kept = layer.through(0, {}, tuple([x.local for x in given]), weights)
-    return Placed(y, layer.rule.y.tiling), KeptLayer(kept, key)
+    """(y, kept) of a layer. ``weights``: by name, None for a bias that is not there; ``options``:
+    of the method that writes it."""
+    of = tuple([(name, w and _spec(w)) for name, w in weights.items()])
+    key = rule, tuple(options.items()), tuple(map(_spec, given)), of
+    (y,), kept = _bound(group, key).through(0, {}, tuple([x.local for x in given]), weights)
+    return Placed(y, rule.y.tiling), KeptLayer(kept, key)
 
 
 def backward(
     group: Group, dy: Placed, kept: KeptLayer, weights: Weights
 ) -> tuple[Any, dict[str, Any]]:
     """(dx, or None if x has no gradient, and those of the weights by name), placed as they are."""
-    layer = _bound(group, kept.key)
-    y, operation = layer.rule.y, f"{layer.rule.name}'s gradient"
-    if layer.rule.why:
-        need(operation, "dy", dy, (type(y.placement),), layer.rule.why)
-    same_placement(operation, "dy", dy, "y", y)
-    found, _ = layer.through(1, kept.arrays, (dy.local,), weights)
-    first = len(found) - len(layer.names)
-    of = dict(zip(layer.names, found[first:], strict=True))
-    grads = {name: w and Placed(of[name], w.tiling) for name, w in weights.items()}
-    return Placed(found[0], layer.x.tiling) if first else None, grads
+    rule, _, ((x, _), *_), of = kept.key
+    operation = f"{rule.name}'s gradient"
+    if rule.why:
+        need(operation, "dy", dy, (type(rule.y.placement),), rule.why)
+    same_placement(operation, "dy", dy, "y", rule.y)
+    found, _ = _bound(group, kept.key).through(1, kept.arrays, (dy.local,), weights)
+    there = [name for name, spec in of if spec]
+    first = len(found) - len(there)
+    made = dict(zip(there, found[first:], strict=True))
+    grads = {name: w and Placed(made[name], w.tiling) for name, w in weights.items()}
+    return Placed(found[0], x) if first else None, grads
 
 
 def _bound(group: Group, key: _Key) -> BoundLayer:
@@ -173,6 +141,5 @@ def _bound(group: Group, key: _Key) -> BoundLayer:
     return layer
 
 
-def _spec(x: Placed) -> BlockSpec:
-    local = x.local
-    return BlockSpec(x.tiling, getattr(local, "shape", ()), getattr(local, "itemsize", 0))
+def _spec(x: Placed) -> _Spec:
+    return x.tiling, getattr(x.local, "itemsize", 0)

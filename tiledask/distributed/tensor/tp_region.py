@@ -16,7 +16,7 @@ from typing import Any
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed, replicate
-from tiledask.distributed.tensor.propagate import fits, need, propagate, refuse, same_placement
+from tiledask.distributed.tensor.propagate import check_gather, need, propagate, same_placement
 from tiledask.plan.products.placement import Partial, Replicate, Shard
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.operands import rounded, wide
@@ -61,17 +61,6 @@ def gathered(group: Group, x: Placed) -> Placed:
     need("gathered (all_gather)", "x", x, (Shard,), "only shards are joined")
     check_gather(group, x)
     return replicate(group.all_gather(x.local, x.split[0]))
-
-
-def check_gather(group: Group, x: Placed) -> None:
-    """Refuse ``x`` unless all of it is here, or is had by a gather."""
-    fits(group, "gathered (all_gather)", "x", x)
-    if x.shards and not x.shards.in_a_row:
-        refuse(
-            "gathered (all_gather)",
-            f"the ranks' parts of {x} are not one behind the other ({x.shards}), and a gather "
-            f"would mix up its columns; take its halves apart first, or put_together",
-        )
 
 
 def activate(x: Placed, activation: str) -> tuple[Placed, Any]:

@@ -22,7 +22,7 @@ from tiledask.plan.collectives.shards import (
     mlp_layout,
 )
 from tiledask.plan.products.placement import ANY, Partial, Tiling
-from tiledask.plan.products.regions import Region, overlap, slices, within
+from tiledask.plan.products.regions import slices
 from tiledask.tile import layers as tile
 from tiledask.tile.backend import to_numpy
 
@@ -55,14 +55,19 @@ def draw_sharded(
 ) -> dict[str, Placed]:
     """This rank's blocks of newly drawn weights, and no others: those that one device would draw."""  # noqa: E501
     tilings = _tilings(group, parameters, layout)
-    parts: dict[str, Sequence[Any] | None] = {}
-    for name, tiling in tilings.items():
-        if shards := tiling.shards():
-            axes: list[Any] = [slice(None)] * len(tiling.shape)
-            axes[Placed(None, tiling).split[0]] = shards.indices(group.rank)
-            parts[name] = tuple(axes)
+    parts = {name: part_of(tiling, group.rank) for name, tiling in tilings.items()}
     drawn = tile.initialise(parameters, seed, parts, prefix, dtype, xp)
     return {name: Placed(w, tilings[name]) for name, w in drawn.items()}
+
+
+def part_of(tiling: Tiling, rank: int) -> tuple[Any, ...] | None:
+    """Which of an array's numbers a rank of a group has, as an index; None for all of them."""
+    dim, shards = Placed(None, tiling).dim, tiling.shards()
+    if dim is None or shards is None:
+        return None
+    axes: list[Any] = [slice(None)] * len(tiling.shape)
+    axes[dim] = shards.indices(rank)
+    return tuple(axes)
 
 
 def put_together(by_rank: Sequence[dict[str, Placed]]) -> dict[str, np.ndarray]:
@@ -81,37 +86,32 @@ def whole_of(blocks: Sequence[Placed]) -> np.ndarray:
     [1.0, 1.0]
     """
     first, locals_ = blocks[0], [to_numpy(block.local) for block in blocks]
-    tiling, shards = first.tiling, first.shards
+    tiling = first.tiling
     if tiling.placements == (Partial(),):
         total: np.ndarray = np.sum(locals_, axis=0)
         return total
-    ranks = len(blocks) if ANY in tiling.mesh else tiling.ranks
-    held = [shards.indices(rank) for rank in range(shards.ranks)] if shards else []
-    if ranks != len(blocks) or (shards and len(np.unique(np.concatenate(held))) < shards.extent):
-        raise PlacementError(
-            f"{len(blocks)} blocks of {first} do not make the array: they are {shards}; "
-            f"pass those of all {tiling.ranks} ranks"
-        )
     made = np.empty(first.shape, locals_[0].dtype)
-    there: dict[Region, int] = {}
-    for rank, local in enumerate(locals_):
-        mine = tiling.slice((rank,))
-        for box, view in mine.views(local):
-            for other, one in there.items():
-                if (both := overlap(box, other)) is not None:
-                    _check_same(first, one, made[slices(both)], rank, view[within(both, box)])
-            made[slices(box)] = view
-        there = dict.fromkeys(mine.boxes, rank) | there
-    return made
-
-
-def _check_same(whole: Placed, one: int, a: np.ndarray, other: int, b: np.ndarray) -> None:
-    if not np.array_equal(a, b, equal_nan=True):
+    holder = np.full(first.shape, -1, np.int32)
+    for rank, local in enumerate(locals_[: None if ANY in tiling.mesh else tiling.ranks]):
+        for box, view in tiling.slice((rank,)).views(local):
+            at = *slices(box), ...
+            held = holder[at] >= 0
+            a, b, others = made[at][held], view[held], holder[at][held]
+            differ = (a != b) & ((a == a) | (b == b))  # but for two that are not numbers
+            if differ.any():
+                raise PlacementError(
+                    f"ranks {others[differ][0]} and {rank} both hold this part of {first} and "
+                    f"differ there by up to {np.abs(a - b)[differ].max():.3g}. Before a step, sum "
+                    f"the gradients over all ranks that hold a copy"
+                )
+            made[at] = view
+            holder[at][~held] = rank
+    if len(blocks) not in (tiling.ranks or len(blocks),) or (holder < 0).any():
         raise PlacementError(
-            f"ranks {one} and {other} both hold this part of {whole} and differ there by up to "
-            f"{np.abs(a - b).max():.3g}. Before a step, sum the gradients over all ranks that "
-            f"hold a copy"
+            f"{len(blocks)} blocks of {first} do not make the array: they are {first.shards}; pass "
+            f"those of all {tiling.ranks} ranks"
         )
+    return made
 
 
 def _tilings(group: Group, weights: dict[str, Any], layout: Shardings) -> dict[str, Tiling]:
