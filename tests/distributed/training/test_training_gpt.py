@@ -75,14 +75,6 @@ def test_sizes_that_do_not_fit_are_right_all_the_same(shape, model, batch, optio
     check(shape, model, batch, **options)
 
 
-def test_no_steps_leave_what_was_drawn():
-    options = {"steps": 0, "batch": 2}
-    got, again = (train(TINY, TEXT, shape, **options) for shape in ((2, 1, 2), (1, 2, 1)))
-    assert not len(got.losses)
-    assert all(np.array_equal(w, again.weights[name]) for name, w in got.weights.items())
-    assert list(got.to_frame().columns) == ["loss", "bytes_sent", "messages", "barriers"]
-
-
 # -- every schedule --------------------------------------------------------------------------------
 
 DEEP = {

@@ -8,9 +8,7 @@ Holds `tiledask.distributed.training.trainer`, `tiledask.plan.collectives.shards
 """
 
 from collections import defaultdict
-from dataclasses import replace
 from random import Random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -196,20 +194,3 @@ def test_masters_keep_what_halves_lose():
     )
     assert min(masters.tolist()) < 1.0
     assert set(none.tolist()) == {1.0}
-
-
-def test_a_step_that_is_left_out_changes_nothing():
-    """Not the weights, not the moments, not the count of steps that Adam divides by."""
-    scale = LossScale(2.0**24, interval=2000, backoff=2.0**-8)
-    options = {"batch": 7, "dtype": "float16", "rule": Adam(1e-2), "progress": False}
-    got = td.train(MODEL, TEXT, (1, 2, 1), steps=5, scale=scale, **options)
-    assert got.skipped == [0]
-    later = SimpleNamespace(
-        vocabulary=TEXT.vocabulary,
-        batch=lambda seed, step, *rest: TEXT.batch(seed, step + 1, *rest),
-    )
-    scale = replace(scale, scale=2.0**16)
-    without = td.train(MODEL, later, (1, 2, 1), steps=4, scale=scale, **options)
-    assert got.losses[1:].tolist() == without.losses.tolist()
-    for name, w in without.weights.items():
-        assert np.array_equal(got.weights[name], w), name

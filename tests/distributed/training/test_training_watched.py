@@ -4,7 +4,7 @@ Holds `tiledask.distributed.training.by_layer`, `tiledask.distributed.training.j
 `tiledask.distributed.training.progress`.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -71,13 +71,14 @@ def test_a_function_that_raises_is_called_no_more_and_ends_nothing():
 
 def test_a_bar_says_how_far_it_is():
     config = replace(configured(MODEL, (2, 1, 1), batch=BATCH), steps=10, first=5)
-    reports, latest = SimpleQueue(), deque(maxlen=10)
-    steps = progress._whole_steps(config, reports)
-    assert progress._look(steps, latest) == (0, None, "first step")
+    reports, latest = SimpleQueue(), []
+    assert progress._look(latest) == (0, None, "first step")
     for rank, loss in enumerate((1.0, 1.5)):
         rows = [(rank, "step", n, loss, 0, 0, 0, n) for n in (5, 6)]
         reports.put({"spans": rows, "counted": [(rank, {"begin": 4.0})]})
-    assert progress._look(steps, latest) == (7, 10, "loss 2.5000  48 tokens/s")
+    reports.put({})
+    progress._follow(config, reports, latest.append)
+    assert progress._look(latest) == (7, 10, "loss 2.5000  48 tokens/s")
 
 
 def test_the_result_says_what_it_is():

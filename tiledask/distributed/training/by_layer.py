@@ -16,7 +16,7 @@ Predictions are of the program's calls, counts of the records; both have the sam
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tiledask.distributed.ranks.records import Record
 from tiledask.extras import needed_for
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["by_layer", "place_of"]
 
 PLACE = ["layer", "when", "parallel"]
+HOW = {"calls": "sum", "barriers": "max", "bytes": "sum", "messages": "sum", "seconds": "max"}
+"""What is added up of the ranks' calls of a place, and what is that of the busiest."""
+PAIRS = "send", "recv"
+"""What nobody else waits for."""
 OF_HEAD = ("norm", "w_head", "cross_entropy")
 
 
@@ -74,38 +78,32 @@ def by_layer(
     Of all ranks together: calls, bytes (sent) and messages; of the rank that has most of them, for
     ranks wait at the same time: barriers, and seconds, waiting included.
     """
+    with needed_for("a frame"):
+        import pandas as pd
+
+    def summed(calls: Iterable[tuple[int, Any]]) -> "pd.DataFrame":
+        rows = [
+            (
+                *(rank, *place_of(call.label, call.kind), 1, int(call.kind not in PAIRS)),
+                *(call.sent, call.messages, getattr(call, "seconds", 0.0)),
+            )
+            for rank, call in calls
+        ]
+        frame = pd.DataFrame(rows, columns=["rank", *PLACE, *HOW])
+        ranks = frame.groupby(["rank", *PLACE], sort=False).sum()
+        return ranks.groupby(PLACE, sort=False).agg(HOW)
+
     steps = set(steps)
-    ran = [(r.rank, r, r.barrier is not None, r.seconds) for r in records if r.step in steps]
-    said = [
-        (rank, call, call.kind not in ("send", "recv"), 0.0)
-        for rank, calls in enumerate(planned)
-        for call in calls
-    ]
-    counted, expected, count = _sums(ran), _sums(said), max(1, len(steps))
-    order = {unit: n for n, unit in enumerate(units)}
+    counted = summed((record.rank, record) for record in records if record.step in steps)
+    expected = summed((rank, call) for rank, calls in enumerate(planned) for call in calls)
+    order, count = {unit: n for n, unit in enumerate(units)}, max(1, len(steps))
     every = expected.index.append(counted.index).unique()
     places = sorted(every, key=lambda at: order.get(at[0].partition("/")[0], len(order)))
     counted, expected = (each.reindex(places, fill_value=0) for each in (counted, expected))
     frame = counted[[]].copy()
-    for name in ("calls", "barriers", "bytes", "messages", "seconds"):
+    for name in HOW:
         of_all = counted[name]  # of one step: whole numbers, if all steps can have the same
         frame[name] = of_all // count if (of_all % count == 0).all() else of_all / count
         if name in ("barriers", "bytes", "messages"):
             frame[f"predicted_{name}"] = expected[name]
     return frame.reset_index("parallel")
-
-
-def _sums(calls: Iterable[tuple[int, Record | PlannedCall, bool, float]]) -> "pd.DataFrame":
-    """By place, of (rank, call, whether it waits for others, its seconds)."""
-    with needed_for("a frame"):
-        import pandas as pd
-
-    numbers = ["calls", "barriers", "bytes", "messages", "seconds"]
-    rows = [
-        (rank, *place_of(call.label, call.kind), 1, int(waits), call.sent, call.messages, seconds)
-        for rank, call, waits, seconds in calls
-    ]
-    frame = pd.DataFrame(rows, columns=["rank", *PLACE, *numbers])
-    ranks = frame.groupby(["rank", *PLACE], sort=False).sum()
-    how = dict.fromkeys(numbers, "sum") | {"barriers": "max", "seconds": "max"}
-    return ranks.groupby(PLACE, sort=False).agg(how)

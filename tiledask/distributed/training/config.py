@@ -92,11 +92,8 @@ class TrainingConfig(RankConfig, TrainingTerms):
             raise ConfigError(f"ZeRO has stages 1, 2 and 3, and 0 for none; got {given.zero!r}")
         if given.clip is not None:
             clip_factor(0.0, given.clip)
-        rule, scale = given.rule, given.scale
-        if rule is None:
-            rule = Adam() if given.recipe is None else rule_for(given.recipe)
-        if scale is None and given.dtype == "float16":
-            scale = LossScale()
+        rule = given.rule or (Adam() if given.recipe is None else rule_for(given.recipe))
+        scale = given.scale or (LossScale() if given.dtype == "float16" else None)
         recipe = recipe_for(rule, given.dtype, given.recipe)
         schedule = _scheduled(given.schedule, shape[2], given.microbatches)
         return cls(

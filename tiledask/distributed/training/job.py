@@ -31,20 +31,15 @@ class StateKept(NamedTuple):
 class TrainedRank(NamedTuple):
     """What one rank brings back."""
 
-    losses: list[float]
-    norms: list[float]
-    """The norm of all gradients, step by step; none where nobody asks for it."""
-    scales: list[float]
-    """What each step's loss was multiplied by."""
+    history: saved.History
     weights: dict[str, T.Placed] | None
     """The weights here of the first copy of the model; None on others."""
     digest: bytes
     """Of the weights, where there are copies to compare; else none."""
     held: dict[str, int]
     flops: int
-    times: int
-    """How often it saved its state, and the seconds of that."""
-    seconds: float
+    saving: list[float]
+    """Seconds of each time that it saved its state."""
 
 
 def train_rank(
@@ -52,13 +47,11 @@ def train_rank(
 ) -> TrainedRank:
     """What a rank does with the ``program`` of a RankConfig, step after step, and at the ``end``;
     steps are reported to ``say``."""
-    copies = rank.group(0)
+    copies, saving = rank.group(0), list[float]()
     trainer = config.trainer(rank, config, program, end)
-    losses, scales, seconds = list[float](), list[float](), list[float]()
     if config.done:
         saved.load(trainer, config)
-    if config.done > config.first:
-        losses, scales, trainer.norms = saved.load_history(config, rank.index)
+    history = saved.load_history(config, rank.index) if config.done > config.first else []
     report = step_reporter(rank, say) if say else None
 
     def save(step: int) -> dict[str, T.Placed]:
@@ -66,27 +59,24 @@ def train_rank(
         return weights
 
     for number in range(config.done, config.steps):
-        saves = config.is_saved(number + 1)
-        scales.append(float(trainer.numbers["scale"]))
+        saves, scale = config.is_saved(number + 1), float(trainer.numbers["scale"])
         # what overflows becomes infinite, as on a GPU; the norm finds it
         with rank.step(number), np.errstate(over="ignore", invalid="ignore"):
-            losses.append(trainer.step(partial(config.draw, number, copies.rank)))
+            loss = trainer.step(partial(config.draw, number, copies.rank))
+        history.append((loss, scale, trainer.norm))
         if report:
-            report(number, losses[-1], saves or number + 1 == config.steps)
+            report(number, loss, saves or number + 1 == config.steps)
         if saves:
             begun = perf_counter()
-            saved.save_history(config, rank.index, losses, scales, trainer.norms)
+            saved.save_history(config, rank.index, history)
             save(number + 1)
-            seconds.append(perf_counter() - begun)
+            saving.append(perf_counter() - begun)
     weights = {name: w.like(to_numpy(w.local)) for name, w in save(config.steps).items()}
     return TrainedRank(
-        losses,
-        trainer.norms,
-        scales,
+        history,
         None if copies.rank else weights,
         digest_of(w.local for w in weights.values()) if copies.size > 1 else b"",
         {tensor: sum(x.nbytes for x in of.values()) for tensor, of in trainer.arrays.items()},
         trainer.flops,
-        len(seconds),
-        sum(seconds),
+        saving,
     )

@@ -1,7 +1,7 @@
 """A training that somebody watches: a bar, a function that is called, the dashboard's page.
 
     rank 0   step  step  step ... report --.
-    rank 1   step  step  step ... report ---+--> the page; a queue, at which the others look
+    rank 1   step  step  step ... report ---+--> the page; a thread, by which the others are called
     rank 2   step  step  step ... report --'
 
 A report has a row for each step since the last one. There are at most ten a second from a rank,
@@ -17,7 +17,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from math import prod
+from math import inf, prod
 from queue import SimpleQueue
 from typing import Any
 
@@ -32,8 +32,6 @@ __all__ = ["Listener", "Progress", "Report", "step_reporter", "watched"]
 
 EVERY = 0.1
 """Seconds between two reports of a rank, at least."""
-LOOK = 0.05
-"""Seconds between two looks of a function that is called."""
 PATIENCE = 5.0
 """Seconds that a function has for what is left when the training is over."""
 Report = Callable[[dict[str, Any]], None]
@@ -89,11 +87,12 @@ def step_reporter(rank: Rank, say: Report) -> Callable[[int, float, bool], None]
 
 @contextmanager
 def watched(
-    progress: bool | Listener | None, config: TrainingConfig, ranks: Mesh | Sequence[int]
+    progress: bool | Listener | None, config: TrainingConfig, mesh: Mesh | None
 ) -> Iterator[Report | None]:
     """What the ranks of a training report to while the block runs; None if nobody looks on.
 
-    ``progress`` as of `tiledask.train`.
+    ``progress`` as of `tiledask.train`. What a function raises is printed, as of any thread: it is
+    called no more, and the training goes on.
     """
     wanted = is_watched() if progress is None else progress
     if not isinstance(wanted, bool) and not callable(wanted):
@@ -101,71 +100,39 @@ def watched(
             f"progress is None, True, False or a function of one Progress, got {progress!r}; "
             f"print is one"
         )
-    reports = SimpleQueue[dict[str, Any]]()
-    steps, say = _whole_steps(config, reports), reports.put if wanted else None
+    reports, latest = SimpleQueue[dict[str, Any]](), deque[Progress](maxlen=10)
+    say: Report | None = reports.put if wanted else None
     with ExitStack() as stack:
-        if isinstance(ranks, Mesh):
-            cluster, run = ranks.cluster, f"tiledask-training-{uuid.uuid4().hex[:12]}"
+        if mesh is not None:
+            cluster, run = mesh.cluster, f"tiledask-training-{uuid.uuid4().hex[:12]}"
             cluster.check_alive()
             on_page = stack.enter_context(announced(cluster, run, **_about(config)))
             if wanted:
                 stack.enter_context(subscribed(cluster, run, reports.put))
             say = partial(report, run) if on_page or wanted else None
-        if callable(wanted):
-            stack.enter_context(_called(wanted, steps))
-        elif wanted:
-            look = partial(_look, steps, deque[Progress](maxlen=10))
-            stack.enter_context(showing("training", look, "steps"))
+        if wanted is True:
+            stack.enter_context(showing("training", partial(_look, latest), "steps"))
+        if wanted:
+            given = _follow, config, reports, latest.append if wanted is True else wanted
+            # what it prints or shows belongs to the notebook cell that is running
+            thread = threading.Thread(target=copy_context().run, args=given, daemon=True)
+            thread.start()
+            stack.callback(reports.put, {})
         yield say
-        if isinstance(ranks, Mesh):
+        if mesh is not None:
             ended(cluster, run)
+        if wanted:
+            thread.join(PATIENCE)  # reports may be under way, and it may be at work
 
 
-@contextmanager
-def _called(listener: Listener, steps: Iterator[Progress | None]) -> Iterator[None]:
-    """A function is called with every whole step while the block runs, in a thread of its own. What
-    it raises is printed, as of any thread: it is called no more, and the training goes on."""
-    over = threading.Event()
-
-    def call() -> None:
-        for each in steps:
-            if each:
-                listener(each)
-            elif over.wait(LOOK):
-                return
-
-    # what it prints or shows belongs to the notebook cell that is running
-    thread = threading.Thread(target=copy_context().run, args=(call,), daemon=True)
-    thread.start()
-    try:
-        yield
-        thread.join(PATIENCE)  # reports may be under way, and it may be at work
-    finally:
-        over.set()
-
-
-def _look(steps: Iterator[Progress | None], latest: deque[Progress]) -> tuple[int, int | None, str]:
-    """(steps done, of how many, what else there is to say), for the bar."""
-    latest.extend(filter(None, takewhile(bool, steps)))
-    if not latest:
-        return 0, None, "first step"
-    last, took = latest[-1], sum(each.seconds for each in latest)
-    rate = len(latest) * last.tokens / took if took else 0.0
-    return last.step + 1, last.steps, f"loss {last.loss:.4f}  {rate:,.0f} tokens/s"
-
-
-def _whole_steps(
-    config: TrainingConfig, reports: SimpleQueue[dict[str, Any]]
-) -> Iterator[Progress | None]:
-    """Each step that all ranks have done, by their ``reports``; None while the next is not."""
+def _follow(config: TrainingConfig, reports: SimpleQueue[dict[str, Any]], call: Listener) -> None:
+    """Call it with each step that all ranks have done, by their ``reports``, up to an empty one."""
     rows: dict[int, dict[int, Any]] = defaultdict(dict)
-    page, end = _about(config)["predicted"], float("inf")
+    page, end = _about(config)["predicted"], inf
     for number in range(config.first, config.steps):
         while len(rows[number]) < prod(config.shape):
-            if reports.empty():
-                yield None
-                continue
-            event = reports.get()
+            if not (event := reports.get()):
+                return
             if number == config.first:
                 end = min(end, *(counted["begin"] for _, counted in event["counted"]))
             for rank, _, step, *row in event["spans"]:  # of one that was done again, the last
@@ -173,7 +140,16 @@ def _whole_steps(
         losses, sent, messages, barriers, ends = zip(*rows.pop(number).values(), strict=True)
         begin, end = end, max(ends)
         moved = {"sent": sum(sent), "messages": sum(messages), "barriers": max(barriers)}
-        yield Progress(number, loss=sum(losses), seconds=end - begin, **moved, **page)
+        call(Progress(number, loss=sum(losses), seconds=end - begin, **moved, **page))
+
+
+def _look(latest: Sequence[Progress]) -> tuple[int, int | None, str]:
+    """(steps done, of how many, what else there is to say), for the bar."""
+    if not latest:
+        return 0, None, "first step"
+    last, took = latest[-1], sum(each.seconds for each in tuple(latest))
+    rate = len(latest) * last.tokens / took if took else 0.0
+    return last.step + 1, last.steps, f"loss {last.loss:.4f}  {rate:,.0f} tokens/s"
 
 
 def _about(config: TrainingConfig) -> dict[str, Any]:

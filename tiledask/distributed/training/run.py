@@ -105,10 +105,10 @@ class Trained:
     def traffic(self) -> Both:
         """Traffic of the recorded steps and of the end, predicted and measured; a step that was
         left out moves less than predicted."""
-        steps = [self.program.traffic] * len(self.recorded)
-        steps += [self.end.traffic] * (1 + self.saves) if self.end else []
-        none = Traffic.of(self.program.ranks)
-        return Both(sum(steps, none).on(self.measured.hosts), self.measured)
+        moved = [self.program.traffic] * len(self.recorded)
+        moved += [self.end.traffic] * (1 + self.saves) if self.end else []
+        total = sum(moved, Traffic.of(self.program.ranks))
+        return Both(total.on(self.measured.hosts), self.measured)
 
     @cached_property
     def planned(self) -> list[list[PlannedCall]]:
@@ -258,13 +258,13 @@ def train(
     config = TrainingConfig.of(locals()).on(data).saved_in(folder, save_every)
     mesh = None
     if isinstance(ranks, Mesh):
-        ranks = mesh = Mesh(ranks.cluster, config.shape, AXES, ranks.slots)
+        mesh = Mesh(ranks.cluster, config.shape, AXES, ranks.slots)
         if config.folder is not None:
             check_shared(mesh.cluster, write=(config.folder,))
     program = step_program(config, config.shape).check()
     saves = config.folder is not None and config.first < config.steps
     end = end_program(config, config.shape, saves).check()
-    with watched(progress, config, ranks) as say:
+    with watched(progress, config, mesh) as say:
         if mesh is not None:
             timeout = seconds_of(timeout)
             _check_memory(mesh, (program, end), timeout)
@@ -361,8 +361,10 @@ def _collected(
                 f"steps, on tensor rank {slice_} and pipeline rank {device}: what was summed over "
                 f"dp was not the same on both"
             )
-    with_loss = product(copies, config.with_loss())
-    losses = np.sum([parts[copy, *at].losses for copy, at in with_loss], axis=0)
+    histories = {at: np.array(part.history).reshape(-1, 3).T for at, part in parts.items()}
+    losses = [histories[copy, *at][0] for copy, at in product(copies, config.with_loss())]
+    _, scales, norms = histories[0, 0, 0]
+    guarded = config.scale is not None or config.clip is not None
     weights: dict[str, np.ndarray] = {}
     for device in devices:
         found = [parts[0, slice_, device].weights or {} for slice_ in slices]
@@ -374,17 +376,18 @@ def _collected(
                 )
     model, kept = config.model, None
     if resumed is not None:
-        kept = StateKept(each[0].times, max(part.seconds for part in each), resumed)
+        seconds = max(sum(part.saving) for part in each)
+        kept = StateKept(len(each[0].saving), seconds, resumed)
     return Trained(
         config,
-        np.asarray(losses, float),
+        np.sum(losses, axis=0),
         {n: weights[n] for u in model.units for n in (f"{u}.{w}" for w in model.parameters(u))},
         [part.held for part in each],
         done.records,
         program,
         end,
-        np.asarray(each[0].norms),
-        np.asarray(each[0].scales),
+        norms if guarded else norms[:0],
+        scales,
         done.traffic,
         kept,
         [part.flops for part in each],

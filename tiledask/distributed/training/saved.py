@@ -12,7 +12,7 @@ SGD's, and eight heads' weights four heads', and the numbers would be wrong with
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,10 @@ from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import CheckpointError
 
-__all__ = ["load", "load_history", "save", "save_history"]
+__all__ = ["History", "load", "load_history", "save", "save_history"]
+
+History = list[tuple[float, float, float]]
+"""Of each step of a rank: its part of the loss, the loss's scale, the norm of all gradients."""
 
 
 def save(
@@ -130,17 +133,15 @@ def _pieces(trainer: Trainer, tensor: str, unit: str) -> dict[str, tuple[str, Te
 # -- what the steps before a checkpoint came to ----------------------------------------------------
 
 
-def save_history(config: Any, rank: int, *columns: Sequence[float]) -> None:
-    """Write a rank's columns of all its steps. No checkpoint is whole before all ranks have."""
-    path = Path(config.folder) / f".history-{rank}.npy"
-    rows = np.array([column for column in columns if column])
+def save_history(config: Any, rank: int, history: History) -> None:
+    """Write a rank's history. No checkpoint is whole before all ranks have."""
+    path, rows = Path(config.folder) / f".history-{rank}.npy", np.array(history)
     with writing(path, lambda: rows.nbytes, CheckpointError):
         np.save(new := path.with_suffix(".new.npy"), rows)
         os.replace(new, path)
 
 
-def load_history(config: Any, rank: int) -> list[list[float]]:
-    """The columns, three of them, up to the checkpoint that a training goes on from."""
-    rows = np.load(Path(config.folder) / f".history-{rank}.npy")[:, : config.done - config.first]
-    losses, scales, *norms = rows.tolist()
-    return [losses, scales, *(norms or [[]])]
+def load_history(config: Any, rank: int) -> History:
+    """Up to the checkpoint that a training goes on from."""
+    rows = np.load(Path(config.folder) / f".history-{rank}.npy")[: config.done - config.first]
+    return [*map(tuple, rows.tolist())]

@@ -22,6 +22,7 @@ import numpy as np
 from tiledask.distributed import tensor as T
 from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.tensor.weights import part_of
 from tiledask.plan.collectives.shards import shards
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.products.placement import local_shapes
@@ -32,12 +33,15 @@ from tiledask.tile import layers as tile
 from tiledask.tile.backend import accumulator, array_namespace, as_dtype
 from tiledask.tile.epilogue import pieces
 from tiledask.tile.layers.by_name import KERNELS, RankPart
+from tiledask.tile.layers.random import draw
 from tiledask.tile.memory import Pool
 from tiledask.tile.optimizers import Rule, guarded, update
 
 __all__ = ["Trainer", "stepped", "unpacked"]
 
 MASTER = "master weights"
+DRAWN = {"ids": 0, "targets": 1, "images": 0, "classes": 1}
+"""Kernel -> which array of a micro-batch it gives."""
 Batch = Callable[[int], tuple[np.ndarray, np.ndarray]]
 """Micro-batch -> (ids, targets), each [rows, tokens], or (images, classes), of this rank's copy of
 the model."""
@@ -97,8 +101,8 @@ class Trainer:
         self.pool = Pool(backend=rank.backend) if pool is None else pool
         self.scale = job.scale
         """The LossScale of the next step, if there is one."""
-        self.norms: list[float] = []
-        """Of the loss's own gradients in every step so far, before they are clipped."""
+        self.norm = math.nan
+        """Of the loss's own gradients in the last step, before they are clipped."""
         degrees, here = program.shape, program.coordinates[rank.index]
         data, self.axis, stage = job.axes
         self.slice, slices = here[self.axis], degrees[self.axis]
@@ -148,18 +152,18 @@ class Trainer:
                 of = [t.owned(self.slice).ravel() for t in self.tilings[unit].values()]
                 owned = np.concatenate(of)[self.parts[unit] if self.job.zero else ...]
                 state[name] = None if owned.all() else self.rank.on_device(owned)
-        model, xp = self.job.model, self.rank.backend
+        model, how = self.job.model, {"dtype": self.job.dtype, "xp": self.rank.backend}
         if model.gated:
             at, width = np.arange(model.sequence), model.head_counts.width
-            state["angles"] = tile.rotary_angles(
-                at, width, base=model.base, dtype=self.job.dtype, xp=xp
-            )
+            state["angles"] = tile.rotary_angles(at, width, base=model.base, **how)
         return state
 
     def _interpreter(self, program: Program, state: Mapping[str, Any]) -> Interpreter:
         return Interpreter(self.rank, program, state, self._bind)
 
     def _bind(self, op: Op, _: str, options: dict[str, Any]) -> Callable[..., Any]:
+        if op.name in DRAWN:
+            return partial(self._tokens, DRAWN[op.name])
         kernel = getattr(self, f"_{op.name}", None) or KERNELS[op.name]
         return partial(kernel, **options) if options else kernel
 
@@ -203,23 +207,17 @@ class Trainer:
                 mine = self.parts[unit] if self.sharded.get(tensor) else whole
                 low, high = max(at, mine.start), min(at + size, mine.stop)
                 if low < high:
-                    flat = drawn() if flat is None else flat
+                    flat = drawn().reshape(-1) if flat is None else flat
                     kept[low - mine.start : high - mine.start] = flat[low - at : high - at]
             at += size
 
     def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
         """(how many numbers, what draws them) of a unit's weights, one after the other."""
-        members = self.program.members(self.rank.index, (self.axis,))
-        job, group = self.job, self.rank.group().among(members)
-        layout = {name: tiling.placements[0] for name, tiling in self.tilings[unit].items()}
-        options = layout, job.seed, f"{unit}.", accumulator(job.dtype), self.rank.backend
-
-        def drawn(one: dict[str, Any]) -> Any:
-            (w,) = T.draw_sharded(group, one, *options).values()
-            return w.local.reshape(-1)
-
-        for name, parameter in job.model.parameters(unit).items():
-            yield prod(self.shapes[unit][name]), partial(drawn, {name: parameter})
+        options = accumulator(self.job.dtype), self.rank.backend
+        for name, parameter in self.job.model.parameters(unit).items():
+            part = part_of(self.tilings[unit][name], self.slice)
+            given = parameter, self.job.seed, f"{unit}.{name}", part, *options
+            yield prod(self.shapes[unit][name]), partial(draw, *given)
 
     # -- kernels ----------------------------------------------------------------------------------
 
@@ -230,14 +228,6 @@ class Trainer:
             assert self.batch is not None
             self._drawn = microbatch, self.batch(microbatch)
         return self.rank.on_device(self._drawn[1][which])
-
-    def _ids(self, rows: int) -> Any:
-        return self._tokens(0)
-
-    def _targets(self, rows: int) -> Any:
-        return self._tokens(1)
-
-    _images, _classes = _ids, _targets
 
     def _add_loss(self, total: np.ndarray, loss: Any, shares: int = 1) -> None:
         """``shares``: how many ranks have the same loss, of which each counts its share."""
@@ -264,8 +254,8 @@ class Trainer:
         norm's weights on tensor ranks, a tied table on two stages) is in it once.
         """
         divisor = float(scale)
-        self.norms.append(math.sqrt(float(total)) / divisor)
-        self.scale, factor = guarded(self.norms[-1], self.scale, self.job.clip)
+        self.norm = math.sqrt(float(total)) / divisor
+        self.scale, factor = guarded(self.norm, self.scale, self.job.clip)
         if self.scale is not None:
             scale[...] = self.scale.scale
         return np.nan if factor is None else factor, divisor
