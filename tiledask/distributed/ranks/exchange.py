@@ -8,6 +8,7 @@ import numpy as np
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.records import Record, Terms
 from tiledask.distributed.ranks.rounds import Held, operation, rank_rounds, through
+from tiledask.distributed.transport.transport import Port
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import KINDS, algorithms, default
 from tiledask.tile.backend import name_of
@@ -81,7 +82,7 @@ class Exchange:
         self.keep = how.get("keep", False) and not group.checked
         """Whether others may have what is passed itself, and no copy."""
         self.members, self.me = members, members.index(self.rank.index)
-        self.port = self.rank.transport.port(members, stream)
+        self.port: Port = self.rank.transport.port(members, stream)
         self.terms: Terms = ()
         """For the record's prediction; known at the latest when the collective is done."""
 

@@ -60,14 +60,14 @@ def draw_sharded(
     return {name: Placed(w, tilings[name]) for name, w in drawn.items()}
 
 
-def part_of(tiling: Tiling, rank: int) -> tuple[Any, ...] | None:
+def part_of(tiling: Tiling, rank: int) -> Sequence[Any] | None:
     """Which of an array's numbers a rank of a group has, as an index; None for all of them."""
     dim, shards = Placed(None, tiling).dim, tiling.shards()
     if dim is None or shards is None:
         return None
     axes: list[Any] = [slice(None)] * len(tiling.shape)
     axes[dim] = shards.indices(rank)
-    return tuple(axes)
+    return axes
 
 
 def put_together(by_rank: Sequence[dict[str, Placed]]) -> dict[str, np.ndarray]:
@@ -94,7 +94,7 @@ def whole_of(blocks: Sequence[Placed]) -> np.ndarray:
     holder = np.full(first.shape, -1, np.int32)
     for rank, local in enumerate(locals_[: None if ANY in tiling.mesh else tiling.ranks]):
         for box, view in tiling.slice((rank,)).views(local):
-            at = *slices(box), ...
+            at: Any = (*slices(box), ...)
             held = holder[at] >= 0
             a, b, others = made[at][held], view[held], holder[at][held]
             differ = (a != b) & ((a == a) | (b == b))  # but for two that are not numbers
