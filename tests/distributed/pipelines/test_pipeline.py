@@ -154,27 +154,23 @@ def test_a_run_that_takes_too_long_ends(cluster, engine):
     assert len(after.timeline.acts) == len(TWO)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "words"),
-    [
-        ({"stages": STAGES[:1]}, PlacementError, "got 1 stages"),
-        (
-            {"schedule": td.schedule("gpipe", 5, 2), "stages": stack(range(6), **SHAPE)},
-            PlacementError,
-            "5 ranks, the cluster has 4 slots",
-        ),
-        ({"batch": BATCH[:, :5]}, PlacementError, r"of width 12, a batch of \(11, 5\)"),
-        ({"batch": BATCH[:1], "target": TARGET[:1]}, PlacementError, "at least 2 tokens"),
-        ({"target": None}, PlacementError, "a target of None"),
-        ({"target": TARGET[:3]}, PlacementError, r"a target of \(3, 12\)"),
-        ({"engine": "threads"}, ConfigError, "no engine 'threads'; there are tasks, loop"),
-        ({"cluster": None}, TypeError, "td.start_cluster"),
-    ],
-    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
-)
-def test_what_cannot_run_is_refused_before_it_does(cluster, changes, error, words):
+FIVE = {"schedule": td.schedule("gpipe", 5, 2), "stages": stack(range(6), **SHAPE)}
+REFUSED = [
+    ({"stages": STAGES[:1]}, "got 1 stages"),
+    (FIVE, "5 ranks, the cluster has 4 slots"),
+    ({"batch": BATCH[:, :5]}, r"of width 12, a batch of \(11, 5\)"),
+    ({"batch": BATCH[:1], "target": TARGET[:1]}, "at least 2 tokens"),
+    ({"target": None}, "a target of None"),
+    ({"target": TARGET[:3]}, r"a target of \(3, 12\)"),
+    ({"engine": "threads"}, "no engine 'threads'; there are tasks, loop"),
+    ({"cluster": None}, "td.start_cluster"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED, ids=lambda value: f"{value}"[:20])
+def test_what_cannot_run_is_refused_before_it_does(cluster, changes, words):
     usual = {"schedule": TWO, "stages": STAGES, "batch": BATCH, "target": TARGET}
-    with pytest.raises(error, match=words):
+    with pytest.raises((ConfigError, PlacementError, TypeError), match=words):
         td.run_schedule(**usual | {"cluster": cluster} | changes)
 
 

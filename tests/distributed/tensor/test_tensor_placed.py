@@ -35,6 +35,10 @@ def attend(g):
     return T.self_attention(g, WHOLE, weights, tile.Heads(3, 3, 2))
 
 
+def rows(g, w, b=None, shards=None, **options):
+    return T.row_linear(g, cut(g, X, -1, shards), w, b, **options)
+
+
 def whole_mlp(g):
     return {"w_1": cut(g, W, 1), "w_2": cut(g, W.T, 0)}
 
@@ -42,10 +46,7 @@ def whole_mlp(g):
 REFUSED = [
     ("gelu of a sum is not the sum of gelus", lambda g: T.activate(PARTIAL, "gelu")),
     ("the norm of a sum", lambda g: T.rms_norm(g, PARTIAL, T.replicate(ONES))),
-    (
-        "the norm of its own part|that of its own part",
-        lambda g: T.layer_norm(g, cut(g, X, -1), T.replicate(ONES)),
-    ),
+    ("that of its own part", lambda g: T.layer_norm(g, cut(g, X, -1), T.replicate(ONES))),
     ("in the sum 4 times", lambda g: T.add_bias(g, PARTIAL, T.replicate(ONES))),
     ("must have the same placement", lambda g: T.add(WHOLE, PARTIAL)),
     ("4 times too large", lambda g: T.g(g, WHOLE)),
@@ -56,14 +57,8 @@ REFUSED = [
     ("sum a Partial first", lambda g: T.column_linear(g, PARTIAL, cut(g, W, 1))),
     ("along another dimension", lambda g: T.column_linear(g, WHOLE, cut(g, W, 0))),
     (r"shard\(group, w, 1\)", lambda g: T.column_linear(g, WHOLE, T.replicate(W))),
-    (
-        "added once, after the sum",
-        lambda g: T.row_linear(g, cut(g, X, -1), cut(g, W, 0), cut(g, W[0], 0)),
-    ),
-    (
-        "say to=Replicate",
-        lambda g: T.row_linear(g, cut(g, X, -1), cut(g, W, 0), to=Partial()),
-    ),
+    ("added once, after the sum", lambda g: rows(g, cut(g, W, 0), cut(g, W[0], 0))),
+    ("say to=Replicate", lambda g: rows(g, cut(g, W, 0), to=Partial())),
     ("say to=Replicate", lambda g: T.embedding(g, IDS, cut(g, W, 0), to=Partial())),
     ("take mlp_layout", lambda g: feed(g, cut(g, W, 1), T.replicate(W.T))),
     (r"larger by ln 4 = 1\.3863", lambda g: T.cross_entropy(g, WHOLE, IDS)),
@@ -72,13 +67,10 @@ REFUSED = [
     ("mix up its columns", lambda g: T.gathered(g, cut(g, W, 1, MIXED))),
     ("take mlp_layout", lambda g: feed(g, cut(g, W, 1), cut(g, W.T[:4], 0))),
     ("take attention_layout", attend),
-    ("they must be alike", lambda g: T.row_linear(g, cut(g, X, -1), cut(g, W, 0, UNEVEN))),
+    ("they must be alike", lambda g: rows(g, cut(g, W, 0, UNEVEN))),
     ("scale is none of them", lambda g: T.mlp(g, WHOLE, whole_mlp(g) | {"scale": WHOLE})),
     ("w_2 is missing", lambda g: T.mlp(g, WHOLE, {"w_1": cut(g, W, 1)})),
-    (
-        "together 5: what several ranks hold would be in the sum several times",
-        lambda g: T.row_linear(g, cut(g, X, -1, SHARED), cut(g, W, 0, SHARED)),
-    ),
+    ("in the sum several times", lambda g: rows(g, cut(g, W, 0, SHARED), shards=SHARED)),
 ]
 
 

@@ -46,7 +46,7 @@ class Exchange:
             raise TypeError(f"{kind} takes {', '.join(sorted(OPTIONS))}, got {', '.join(how)}")
         self.rank, self.axes, size = group.owner, group.axes, group.size
         self.algorithm = (how.get("algorithm") or default(kind, size)) if kind in KINDS else ""
-        if self.algorithm not in ("", *algorithms):
+        if self.algorithm and self.algorithm not in algorithms:
             raise ConfigError(
                 f"no algorithm {self.algorithm!r} for {kind}; there are {', '.join(algorithms)}"
             )

@@ -125,9 +125,9 @@ def operation(op: str) -> Any:
 
 def joined(held: Held, shape: tuple[int, ...]) -> Any:
     """The chunks of a flattened array as one of ``shape``, a copy."""
-    parts = [held[c] for c in range(len(held))]
-    new = np.empty if sum(part.nbytes for part in parts) < LARGE else host_memory.empty
-    return np.concatenate(parts, out=new((prod(shape),), parts[0].dtype)).reshape(shape)
+    parts, size = [held[c] for c in range(len(held))], prod(shape)
+    new = np.empty if size * parts[0].itemsize < LARGE else host_memory.empty
+    return np.concatenate(parts, out=new((size,), parts[0].dtype)).reshape(shape)
 
 
 def cut(x: Any, dim: int, extents: Sequence[int]) -> Held:

@@ -22,7 +22,7 @@ from tiledask.plan.collectives.shards import (
     mlp_layout,
 )
 from tiledask.plan.products.placement import ANY, Partial, Tiling
-from tiledask.plan.products.regions import slices
+from tiledask.plan.products.regions import Region, overlap, slices
 from tiledask.tile import layers as tile
 from tiledask.tile.backend import to_numpy
 
@@ -90,27 +90,27 @@ def whole_of(blocks: Sequence[Placed]) -> np.ndarray:
     if tiling.placements == (Partial(),):
         total: np.ndarray = np.sum(locals_, axis=0)
         return total
-    made = np.empty(first.shape, locals_[0].dtype)
-    holder = np.full(first.shape, -1, np.int32)
-    for rank, local in enumerate(locals_[: None if ANY in tiling.mesh else tiling.ranks]):
-        for box, view in tiling.slice((rank,)).views(local):
-            at: Any = (*slices(box), ...)
-            held = holder[at] >= 0
-            a, b, others = made[at][held], view[held], holder[at][held]
-            differ = (a != b) & ((a == a) | (b == b))  # but for two that are not numbers
-            if differ.any():
-                raise PlacementError(
-                    f"ranks {others[differ][0]} and {rank} both hold this part of {first} and "
-                    f"differ there by up to {np.abs(a - b)[differ].max():.3g}. Before a step, sum "
-                    f"the gradients over all ranks that hold a copy"
-                )
-            made[at] = view
-            holder[at][~held] = rank
-    if len(blocks) not in (tiling.ranks or len(blocks),) or (holder < 0).any():
+    ranks, shards = len(blocks) if ANY in tiling.mesh else tiling.ranks, first.shards
+    held = [shards.indices(rank) for rank in range(shards.ranks)] if shards else []
+    if ranks != len(blocks) or (shards and len(np.unique(np.concatenate(held))) < shards.extent):
         raise PlacementError(
-            f"{len(blocks)} blocks of {first} do not make the array: they are {first.shards}; pass "
-            f"those of all {tiling.ranks} ranks"
+            f"{len(blocks)} blocks of {first} do not make the array: they are {shards}; pass those "
+            f"of all {tiling.ranks} ranks"
         )
+    made, views = np.empty(first.shape, locals_[0].dtype), list[tuple[int, Region, Any]]()
+    for rank, local in enumerate(locals_):
+        views += [(rank, box, view) for box, view in tiling.slice((rank,)).views(local)]
+    for _, box, view in reversed(views):  # what several hold is then the first one's
+        made[slices(box)] = view
+    for rank, box, view in views:
+        there = made[slices(box)]
+        if not (np.array_equal(there, view) or np.array_equal(there, view, equal_nan=True)):
+            one = next(other for other, mine, _ in views if overlap(box, mine))
+            raise PlacementError(
+                f"ranks {one} and {rank} both hold this part of {first} and differ there by up to "
+                f"{np.abs(there - view).max():.3g}. Before a step, sum the gradients over all "
+                f"ranks that hold a copy"
+            )
     return made
 
 
