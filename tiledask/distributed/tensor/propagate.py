@@ -11,7 +11,7 @@ there t times.
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed
@@ -21,10 +21,6 @@ from tiledask.plan.products.placement import ANY, Partial, Replicate, Shard, Sha
 __all__ = ["check_gather", "fits", "need", "propagate", "refuse", "same_placement"]
 
 
-_Letters = dict[str, tuple[str, int, Shards | None]]
-"""Letter -> the first operand that has it, its extent there, and how it is sharded."""
-
-
 def propagate(group: Group, op: str, rule: str, why: str, **operands: Placed | None) -> Placed:
     """How the result is placed; raises PlacementError unless the ``operands`` go together.
 
@@ -32,45 +28,57 @@ def propagate(group: Group, op: str, rule: str, why: str, **operands: Placed | N
     and one that operands share is sharded alike; ``*`` are the dimensions of tokens. ``why``: the
     reason, and the way out.
     """
-    texts, result = rule.split(" -> ")
-    letters: _Letters = {}
-    for text, (name, x) in zip(texts.split(), operands.items(), strict=True):
+    given = []
+    for name, x in operands.items():
         if x is not None:
-            _check_operand(group, op, text, why, name, x, letters)
-    x, made = next(iter(operands.values())), result.strip("*").replace("!", "")
-    assert x is not None
-    if texts.split()[0] == result:
-        return x.spec
-    tokens = x.shape[: x.ndim - len(re.findall(r"\w", texts.split()[0]))]
+            need(op, name, x, (Replicate, Shard, Partial), why)
+            given.append((name, x.tiling, getattr(x.local, "shape", None)))
+        else:
+            given.append((name, None, None))
+    return Placed(None, _propagated(op, rule, why, tuple(given), group.size, group.rank))
+
+
+@lru_cache(4096)
+def _propagated(
+    op: str, rule: str, why: str, given: tuple[tuple[str, Any, Any], ...], size: int, rank: int
+) -> Tiling:
+    """The tiling of the result, of operands' (name, tiling, shape of the block that is here)."""
+    texts, result = rule.split(" -> ")
+    letters: dict[str, tuple[str, int, Shards | None]] = {}
+    """Letter -> the first operand that has it, its extent there, and how it is sharded."""
+    for text, (name, tiling, here) in zip(texts.split(), given, strict=True):
+        if tiling is None:
+            continue
+        x = Placed(None, tiling)
+        dims, sharded = re.findall(r"\w", text), re.findall(r"(\w)!", text)
+        whole = text.isalpha() and text.isupper()
+        kinds = (Shard,) if sharded else (Replicate,) if whole else (Replicate, Shard)
+        need(op, name, x, kinds, why)
+        first = x.ndim - len(dims)
+        at = None if x.dim is None else "*" if x.dim < first else dims[x.dim - first]
+        if first < 0 or (first and "*" not in text):
+            refuse(op, f"{name} has {len(dims)} dimensions, got {x}")
+        if (at and at.isupper()) or (sharded and at not in sharded):
+            refuse(op, f"{name} is sharded along another dimension than it may be, {x}: {why}")
+        _check_block(op, name, tiling, here, size, rank)
+        for letter, extent in zip(dims, x.shape[first:], strict=True):
+            mine = extent, x.shards if letter == at else None
+            other, *theirs = letters.setdefault(letter, (name, *mine))
+            if [*mine] != theirs:
+                refuse(
+                    op,
+                    f"{name} has {extent} there, sharded as {mine[1]}, and {other} {theirs[0]}, "
+                    f"as {theirs[1]}; they must be alike: {why}",
+                )
+    (_, tiling, _), first_text, made = given[0], texts.split()[0], re.findall(r"\w", result)
+    if first_text == result:
+        return tiling
+    tokens = tiling.shape[: len(tiling.shape) - len(re.findall(r"\w", first_text))]
     shape = (*tokens, *(letters[letter][1] for letter in made))
     if "!" in result:
-        return Placed.of(None, Shard(len(shape) - 1), shape, letters[made[-1]][2])
-    return Placed.of(None, Partial(), shape)
-
-
-def _check_operand(
-    group: Group, op: str, text: str, why: str, name: str, x: Placed, letters: _Letters
-) -> None:
-    """Refuse an operand that its letters do not allow; note what they stand for."""
-    dims, sharded = re.findall(r"\w", text), re.findall(r"(\w)!", text)
-    whole = text.isalpha() and text.isupper()
-    need(op, name, x, (Shard,) if sharded else (Replicate,) if whole else (Replicate, Shard), why)
-    first = x.ndim - len(dims)
-    at = None if x.dim is None else "*" if x.dim < first else dims[x.dim - first]
-    if first < 0 or (first and "*" not in text):
-        refuse(op, f"{name} has {len(dims)} dimensions, got {x}")
-    if (at and at.isupper()) or (sharded and at not in sharded):
-        refuse(op, f"{name} is sharded along another dimension than it may be, {x}: {why}")
-    fits(group, op, name, x)
-    for letter, extent in zip(dims, x.shape[first:], strict=True):
-        mine = extent, x.shards if letter == at else None
-        other, *theirs = letters.setdefault(letter, (name, *mine))
-        if [*mine] != theirs:
-            refuse(
-                op,
-                f"{name} has {extent} there, sharded as {mine[1]}, and {other} {theirs[0]}, as "
-                f"{theirs[1]}; they must be alike: {why}",
-            )
+        last = Shard(len(shape) - 1)
+        return Placed.of(None, last, shape, letters[made[-1]][2]).tiling
+    return Placed.of(None, Partial(), shape).tiling
 
 
 def need(op: str, name: str, x: Placed, kinds: Sequence[type], why: str) -> None:
@@ -87,20 +95,20 @@ def need(op: str, name: str, x: Placed, kinds: Sequence[type], why: str) -> None
 
 def fits(group: Group, op: str, name: str, x: Placed) -> None:
     """Refuse ``x`` unless it is this rank's block in this group."""
-    if x.local is None or ANY in x.tiling.mesh:
-        return
-    (over,), here = x.tiling.mesh, tuple(x.local.shape)
-    if over != group.size or here != _block_shape(x.tiling, group.rank):
-        refuse(
-            op,
-            f"{name} is {x} over {over} ranks ({x.shards}), and rank {group.rank} of this group "
-            f"of {group.size} has {list(here)} of it; place it again on this group, from the whole",
-        )
+    _check_block(op, name, x.tiling, getattr(x.local, "shape", None), group.size, group.rank)
 
 
 @lru_cache(4096)
-def _block_shape(tiling: Tiling, rank: int) -> tuple[int, ...]:
-    return tiling.block_shape((rank,))
+def _check_block(op: str, name: str, tiling: Tiling, here: Any, size: int, rank: int) -> None:
+    if here is None or ANY in tiling.mesh:
+        return
+    (over,) = tiling.mesh
+    if over != size or tuple(here) != tiling.block_shape((rank,)):
+        refuse(
+            op,
+            f"{name} is {tiling} over {over} ranks ({tiling.shards()}), and rank {rank} of this "
+            f"group of {size} has {list(here)} of it; place it again on this group, from the whole",
+        )
 
 
 def check_gather(group: Group, x: Placed) -> None:
