@@ -18,7 +18,7 @@ import tiledask as td
 from tiledask.distributed import retry
 from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.retry import retry_lost
-from tiledask.distributed.training import saved
+from tiledask.distributed.training import job
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.tile.datasets import load_text
 from tiledask.tile.optimizers import LossScale
@@ -160,7 +160,7 @@ def die_at_replace(call, dask_worker):
                 os.kill(os.getpid(), signal.SIGKILL)
             os.replace(*paths)
 
-    saved.os = Dying()
+    job.os = Dying()
 
 
 @pytest.mark.slow

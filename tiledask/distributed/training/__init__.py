@@ -3,9 +3,8 @@
 run.py        train: (dp, tp, pp) ranks, threads or workers; losses, weights and records;
               training_program: what every rank would do, before anything runs
   config.py     its options as one frozen value, checked before a rank starts
-  job.py        one rank's way through its steps
+  job.py        one rank's way through its steps, and checkpoints, taken up under another layout
     trainer.py    what a rank keeps, and the kernels of its program that use it
-    saved.py      checkpoints, taken up again under another layout or by the same call
     gpt.py        the model in parts that a stage can hold
   progress.py   who looks on: a bar, a function, the dashboard's page
     by_layer.py   barriers, bytes and seconds by layer, predicted and counted

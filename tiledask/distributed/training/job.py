@@ -1,6 +1,21 @@
-"""One rank's way through the steps of a training, and what it brings back."""
+"""One rank's way through its steps, written down, and taken up again under any (dp, tp, pp), ZeRO.
 
+    step-00000040/     the checkpoint: whole weights, and whole optimizer states
+    .history-3.npy     losses, scales and norms that rank 3 had when it began to save, for the same
+                       call to go on when a worker was lost; its client removes it
+
+Arrays have names ("layer 0.mlp.w_1", "momentum of layer 0.mlp.w_1"). Each tensor rank writes its
+block; what ZeRO has sharded is gathered before, so that nobody reads a layout out of it.
+
+What is not layout is written down too, and must be the same: a table of Adam's momentum would fit
+SGD's, and eight heads' weights four heads', and the numbers would be wrong without a word.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -8,13 +23,26 @@ import numpy as np
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.digests import digest_of
+from tiledask.distributed.checkpoints import (
+    Checkpoint,
+    TensorSlice,
+    folder_of,
+    open_checkpoint,
+    save_checkpoint,
+    steps_in,
+)
+from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.ranks.rank import Rank
-from tiledask.distributed.training import saved
 from tiledask.distributed.training.progress import Report, step_reporter
+from tiledask.distributed.training.trainer import Trainer
+from tiledask.errors import CheckpointError
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import to_numpy
 
 __all__ = ["StateKept", "TrainedRank", "train_rank"]
+
+History = list[tuple[float, float, float]]
+"""Of each step of a rank: its part of the loss, the loss's scale, the norm of all gradients."""
 
 
 class StateKept(NamedTuple):
@@ -31,7 +59,7 @@ class StateKept(NamedTuple):
 class TrainedRank(NamedTuple):
     """What one rank brings back."""
 
-    history: saved.History
+    history: History
     weights: dict[str, T.Placed] | None
     """The weights here of the first copy of the model; None on others."""
     digest: bytes
@@ -50,12 +78,12 @@ def train_rank(
     copies, saving = rank.group(0), list[float]()
     trainer = config.trainer(rank, config, program, end)
     if config.done:
-        saved.load(trainer, config)
-    history = saved.load_history(config, rank.index) if config.done > config.first else []
+        _load(trainer, config)
+    history = _load_history(config, rank.index) if config.done > config.first else []
     report = step_reporter(rank, say) if say else None
 
     def save(step: int) -> dict[str, T.Placed]:
-        weights: dict[str, T.Placed] = trainer.end(partial(saved.save, trainer, config, step))
+        weights: dict[str, T.Placed] = trainer.end(partial(_save, trainer, config, step))
         return weights
 
     for number in range(config.done, config.steps):
@@ -68,7 +96,7 @@ def train_rank(
             report(number, loss, saves or number + 1 == config.steps)
         if saves:
             begun = perf_counter()
-            saved.save_history(config, rank.index, history)
+            _save_history(config, rank.index, history)
             save(number + 1)
             saving.append(perf_counter() - begun)
     weights = {name: w.like(to_numpy(w.local)) for name, w in save(config.steps).items()}
@@ -80,3 +108,113 @@ def train_rank(
         trainer.flops,
         saving,
     )
+
+
+# -- written down, and taken up again --------------------------------------------------------------
+
+
+def _save(
+    trainer: Trainer,
+    config: Any,
+    step: int,
+    loss: float,
+    whole: Mapping[tuple[str, str], Mapping[str, Any]],
+) -> None:
+    """Write the checkpoint of a TrainingConfig after so many steps, of this loss; all ranks call
+    this. ``whole``: (tensor class, unit) -> this rank's arrays by name, none sharded by ZeRO."""
+    arrays, pieces = {}, {}
+    for (tensor, unit), found in whole.items():
+        for name, (weight, piece) in _pieces(trainer, tensor, unit).items():
+            arrays[name], pieces[name] = found[weight], piece
+    about = {
+        "loss": loss,
+        "updates": int(trainer.numbers["updates"]),
+        "scale": asdict(trainer.scale) if trainer.scale else None,
+        "training": _identity(config),
+    }
+    save_checkpoint(trainer.rank, config.folder, step, arrays, pieces, about)
+
+
+def _load(trainer: Trainer, config: Any) -> None:
+    """Take weights and states from the checkpoint that a TrainingConfig goes on from.
+
+    Raises CheckpointError if that is damaged, or of another training.
+    """
+    folder, step = config.folder, config.done
+    try:
+        checkpoint = open_checkpoint(folder, step)
+        about = _about(checkpoint, config)
+        for tensor, units in trainer.arrays.items():
+            for unit in units if tensor != "gradients" else ():
+                named = _pieces(trainer, tensor, unit)
+                read = checkpoint.read({name: piece for name, (_, piece) in named.items()})
+                arrays = {w: trainer.rank.on_device(read[name]) for name, (w, _) in named.items()}
+                trainer.put(tensor, unit, arrays)
+    except CheckpointError as error:
+        before = [each for each in steps_in(folder) if each < step]
+        then = f"go on from step {before[-1]}" if before else "begin anew"
+        raise CheckpointError(
+            f"{error}. Training goes on from the newest checkpoint: remove "
+            f"{folder_of(folder, step)} to {then}, or take another folder"
+        ) from None
+    asked, was = trainer.scale, about["scale"]
+    if asked is not None and was:
+        # it moves as it is asked to, from where that of the checkpoint was
+        at = min(max(was["scale"], asked.floor), asked.ceiling)
+        counts = {name: was[name] for name in ("good", "stuck", "skipped")}
+        trainer.scale = replace(asked, scale=at, **counts)
+    trainer.resume(about["updates"])
+
+
+def _identity(config: Any) -> dict[str, Any]:
+    """What makes a training this one, whatever its layout. Rates and batches may change."""
+    model, usual = config.model, {each.name: each.default for each in fields(config.model)}
+    facts = asdict(model) | {"kv_heads": model.head_counts.kv, "ffn": model.inner}
+    special = {name: facts.pop(name) for name in ("eps", "base", "head_dim", "learned")}
+    facts = {name: n if isinstance(n, bool) else int(n) for name, n in facts.items()}
+    facts |= {"dtype": config.dtype, "seed": config.seed}
+    facts["data's vocabulary"] = config.data.vocabulary
+    facts |= {name: n for name, n in special.items() if n != usual[name]}
+    kept = [s for s in config.recipe.states if s.tensor != "gradients"]
+    return facts | {f"bytes of {s.tensor}": s.bytes for s in kept}
+
+
+def _about(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
+    """What was saved along. Raises CheckpointError if it is of another training."""
+    about, here = checkpoint.about, _identity(config)
+    if not {"training", "updates", "scale"} <= set(about):
+        raise CheckpointError(f"{checkpoint} was not written by a training")
+    there = about["training"]
+    other = [
+        f"{name} is {there.get(name, 'none')} there and {here.get(name, 'none')} here"
+        for name in {**here, **there}
+        if there.get(name, "none") != here.get(name, "none")
+    ]
+    if other:
+        raise CheckpointError(
+            f"{checkpoint} is of another training: {', '.join(other)}; pass what was passed there"
+        )
+    return about
+
+
+def _pieces(trainer: Trainer, tensor: str, unit: str) -> dict[str, tuple[str, TensorSlice]]:
+    """Name in the checkpoint -> (name in the unit, what this rank holds of it)."""
+    before = "" if tensor == "weights" else f"{tensor} of "
+    return {
+        f"{before}{unit}.{name}": (name, tiling.slice((trainer.slice,)))
+        for name, tiling in trainer.tilings[unit].items()
+    }
+
+
+def _save_history(config: Any, rank: int, history: History) -> None:
+    """Write a rank's history. No checkpoint is whole before all ranks have."""
+    path, rows = Path(config.folder) / f".history-{rank}.npy", np.array(history)
+    with writing(path, lambda: rows.nbytes, CheckpointError):
+        np.save(new := path.with_suffix(".new.npy"), rows)
+        os.replace(new, path)
+
+
+def _load_history(config: Any, rank: int) -> History:
+    """Up to the checkpoint that a training goes on from."""
+    rows = np.load(Path(config.folder) / f".history-{rank}.npy")[: config.done - config.first]
+    return [*map(tuple, rows.tolist())]
