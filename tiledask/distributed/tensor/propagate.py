@@ -28,27 +28,23 @@ def propagate(group: Group, op: str, rule: str, why: str, **operands: Placed | N
     and one that operands share is sharded alike; ``*`` are the dimensions of tokens. ``why``: the
     reason, and the way out.
     """
-    given = []
-    for name, x in operands.items():
+    (texts, result), given = rule.split(" -> "), list[tuple[str, str, Tiling, Any]]()
+    for text, (name, x) in zip(texts.split(), operands.items(), strict=True):
         if x is not None:
             need(op, name, x, (Replicate, Shard, Partial), why)
-            given.append((name, x.tiling, getattr(x.local, "shape", None)))
-        else:
-            given.append((name, None, None))
-    return Placed(None, _propagated(op, rule, why, tuple(given), group.size, group.rank))
+            given.append((text, name, x.tiling, getattr(x.local, "shape", None)))
+    return Placed(None, _propagated(op, tuple(given), result, why, group.size, group.rank))
 
 
 @lru_cache(4096)
 def _propagated(
-    op: str, rule: str, why: str, given: tuple[tuple[str, Any, Any], ...], size: int, rank: int
+    op: str, given: tuple[tuple[str, str, Tiling, Any], ...], result: str, why: str, *place: int
 ) -> Tiling:
-    """The tiling of the result, of operands' (name, tiling, shape of the block that is here)."""
-    texts, result = rule.split(" -> ")
+    """The tiling of the result, of operands' (letters, name, tiling, shape of what is here) on a
+    group of so many ranks, of which this is one."""
     letters: dict[str, tuple[str, int, Shards | None]] = {}
     """Letter -> the first operand that has it, its extent there, and how it is sharded."""
-    for text, (name, tiling, here) in zip(texts.split(), given, strict=True):
-        if tiling is None:
-            continue
+    for text, name, tiling, here in given:
         x = Placed(None, tiling)
         dims, sharded = re.findall(r"\w", text), re.findall(r"(\w)!", text)
         whole = text.isalpha() and text.isupper()
@@ -60,7 +56,7 @@ def _propagated(
             refuse(op, f"{name} has {len(dims)} dimensions, got {x}")
         if (at and at.isupper()) or (sharded and at not in sharded):
             refuse(op, f"{name} is sharded along another dimension than it may be, {x}: {why}")
-        _check_block(op, name, tiling, here, size, rank)
+        _check_block(op, name, tiling, here, *place)
         for letter, extent in zip(dims, x.shape[first:], strict=True):
             mine = extent, x.shards if letter == at else None
             other, *theirs = letters.setdefault(letter, (name, *mine))
@@ -70,10 +66,11 @@ def _propagated(
                     f"{name} has {extent} there, sharded as {mine[1]}, and {other} {theirs[0]}, "
                     f"as {theirs[1]}; they must be alike: {why}",
                 )
-    (_, tiling, _), first_text, made = given[0], texts.split()[0], re.findall(r"\w", result)
-    if first_text == result:
+    text, _, tiling, _ = given[0]
+    if text == result:
         return tiling
-    tokens = tiling.shape[: len(tiling.shape) - len(re.findall(r"\w", first_text))]
+    tokens = tiling.shape[: len(tiling.shape) - len(re.findall(r"\w", text))]
+    made = re.findall(r"\w", result)
     shape = (*tokens, *(letters[letter][1] for letter in made))
     if "!" in result:
         last = Shard(len(shape) - 1)
