@@ -8,6 +8,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
@@ -75,25 +76,20 @@ def run_ranks(
     if transport not in (None, *TRANSPORTS):
         raise ConfigError(f"no transport {transport!r}; there are {', '.join(TRANSPORTS)}")
     seconds, given = seconds_of(timeout), arguments(mesh.shape, args, per_rank)
-
-    def attempt(_: int, left: float) -> Ranks:
-        return _run(function, mesh, given, left, transport)
-
-    if not again:
-        return attempt(0, seconds)
-    return retry_lost(mesh.cluster, mesh.at, seconds, attempt)
+    attempt = partial(_run, function, mesh, given, transport)
+    return retry_lost(mesh.cluster, mesh.at, seconds, attempt) if again else attempt(0, seconds)
 
 
 def _run(
     function: Callable[..., Any],
     mesh: Mesh,
     given: Sequence[Sequence[Any]],
-    seconds: float,
     transport: str | None,
+    _: int,
+    seconds: float,
 ) -> Ranks:
     """`run_ranks`, once."""
-    cluster = mesh.cluster
-    patience = max(seconds, PATIENCE)
+    cluster, patience = mesh.cluster, max(seconds, PATIENCE)
     run = f"tiledask-ranks-{uuid.uuid4().hex[:12]}"
     folder = cluster.spool / run[-12:]
     set_clocks(cluster, patience)
@@ -101,14 +97,12 @@ def _run(
         with writing(folder, lambda: 0):
             folder.mkdir()
         with opened(cluster, run, mesh.at, folder, patience) as where:
-            tasks = []
             left = left_of(seconds).seconds - GRACE  # they say it before this call does
             reach = max(LAST, left), () if transport == "posts" else where
             about = mesh.shape, cluster.backend, mesh.names
+            each = [(run, r, *reach, about, function, *mine) for r, mine in enumerate(given)]
             name = getattr(function, "__name__", "function")
-            for r, (slot, mine) in enumerate(zip(mesh.at, given, strict=True)):
-                spec = run, r, *reach, about, function, *mine
-                tasks.append(cluster.submit(slot, _work, *spec, name=name))
+            tasks = cluster.submit_all(_work, dict(zip(mesh.at, each, strict=True)), name=name)
             what = f"{name} on {mesh.ranks} ranks"
             parts = cluster.gather(tasks, what, seconds + GRACE, cancel=True)
     finally:
