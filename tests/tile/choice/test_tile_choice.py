@@ -4,6 +4,7 @@ Holds `tiledask.tile.choice`.
 """
 
 from dataclasses import replace
+from itertools import product
 from math import ceil
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device, load_cluster, load_device
-from tiledask.tile.choice.bound import dram_loads, raster, waves
+from tiledask.tile.choice.bound import shared_from_memory, waves
 from tiledask.tile.choice.config import Config, candidates, configs, refusal
 from tiledask.tile.levels import traffic
 
@@ -112,50 +113,33 @@ def test_occupancy_of_a_published_kernel():
 # -- DRAM ----------------------------------------------------------------------------------------
 
 
-def walked(m, n, k, config, slots, l2_bytes):
-    """(a, b) loaded, panel by panel, by the distance to the last use."""
-    tm, tn, tk = config.block
-    rows = {("a", i): min(tm, m - i * tm) * k for i in range(ceil(m / tm))}
-    columns = {("b", j): min(tn, n - j * tn) * k for j in range(ceil(n / tn))}
-    size, last, loaded = {**rows, **columns}, {}, {"a": 0, "b": 0}
-    order = list(raster(len(rows), len(columns), config.group))
-    for wave, begin in enumerate(range(0, len(order), slots)):
-        tiles = order[begin : begin + slots]
-        panels = {("a", i) for i, _ in tiles} | {("b", j) for _, j in tiles}
-        if begin == 0 and 0 < l2_bytes < sum(size[p] for p in panels) * min(tk, k) // k:
-            return None
-        since = {p: sum(size[q] for q in last if last[q] >= last[p]) for p in panels if p in last}
-        for panel in panels:
-            if panel not in last or since[panel] > l2_bytes:
-                loaded[panel[0]] += size[panel]
-        last.update(dict.fromkeys(panels, wave))
-    return loaded["a"], loaded["b"]
-
-
 @given(
     mnk=st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9)),
     tile=st.tuples(SMALL, SMALL, SMALL),
     group=st.integers(1, 5),
     slots=st.integers(1, 20),
-    l2=st.integers(0, 2000),
+    l2=st.integers(0, 700),
 )
 @settings(max_examples=100)
-def test_dram_traffic_is_what_a_walk_counts(mnk, tile, group, slots, l2):
+def test_what_shares_what_comes_from_memory(mnk, tile, group, slots, l2):
+    """All of C, a band of it, the tiles of the first wave, or one: as L2 has room for panels."""
+    (m, n, k), (tm, tn, tk) = mnk, tile
     config, device = plain(*tile, group=group), one_by_one(slots, l2)
-    _, *found = dram_loads(*mnk, config, device)
-    expected = walked(*mnk, config, slots, l2)
-    if expected is None:
-        alone = traffic(*mnk, config.block, 1)
-        expected = alone.a, alone.b
-    assert tuple(found) == expected
-    (m, n, _), (tm, tn, _) = mnk, tile
-    assert waves(m, n, config, device) == (ceil(m / tm), ceil(n / tn), slots)
-
-
-def test_too_many_waves_are_not_walked():
-    tile, *loaded = dram_loads(65_536, 65_536, 64, plain(1, 1), one_by_one(7))
-    assert tile == (1, 7)
-    assert sum(loaded) == traffic(65_536, 65_536, 64, (1, 7, 1), 1).loaded
+    down, across = ceil(m / tm), ceil(n / tn)
+    assert waves(m, n, config, device) == (down, across, slots)
+    places = product(range(down), range(across))
+    order = sorted(places, key=lambda at: (at[0] // group, at[1], at[0]))[:slots]
+    rows, columns = ({at[axis] for at in order} for axis in (0, 1))
+    rows, columns = min(m, len(rows) * tm), min(n, len(columns) * tn)
+    band = max(rows, min(m, group * tm))
+    held = {
+        (m, n): (band + n) * k,
+        (band, n): (rows + columns) * k,
+        (rows, columns): (rows + columns) * min(tk, k) if l2 else 0,
+        (tm, tn): 0,
+    }
+    found = shared_from_memory(m, n, k, config, device)
+    assert found == next(each for each, room in held.items() if room <= l2)
 
 
 # -- four levels ---------------------------------------------------------------------------------
@@ -263,7 +247,7 @@ def test_a_bound_respects_peak_and_memory(mnk, kernel):
 
 REFUSED = [
     (lambda: td.tile.levels_of(8, 8, 8, MINE, H200)["L1"], "no level 'L1'; there are DRAM"),
-    (lambda: td.tile.levels_of(8, 8, 8, "tiled", H200), "runs on a CPU: td.tile.traffic"),
+    (lambda: td.tile.levels_of(8, 8, 8, "tiled", H200), "runs on a CPU; td.tile.traffic"),
     (lambda: td.tile.levels_of(8, 8, 8, MINE, H200, workers=(9, 1)), "got .9, 1. for 8 x 8"),
     (lambda: td.tile.predict(8, 8, 8, "mma_multistage", "T4"), "8.0 or higher, and T4 has 7.5"),
     (lambda: td.tile.predict(8, 8, 8, "wgmma_ws_persistent", "B200"), "9.0 exactly"),

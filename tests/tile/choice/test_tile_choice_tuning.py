@@ -20,12 +20,7 @@ def test_every_tile_is_measured_and_the_order_compared():
     assert measured[0] > 0
     for trial in found.trials:
         assert trial.predicted == td.tile.traffic(128, 128, 128, trial.tile, 4).total
-    order = sorted(trial.predicted for trial in found.trials)
-    off = [n - order.index(trial.predicted) for n, trial in enumerate(found.trials)]
-    rank = 1 - 6 * sum(d * d for d in off) / (len(off) * (len(off) ** 2 - 1))
-    assert found.correlation == pytest.approx(rank)
-    text = repr(found)
-    assert f"rank correlation of predicted and measured order: {found.correlation:.2f}" in text
+    assert "the bytes are predicted, not the time" in repr(found)
     assert found._repr_html_().count("<tr>") == 1 + len(TILES)
     usual = td.tile.tune("tiled", 32, 32, 32, **HERE)
     assert td.tile.kernels["tiled"].tile in {trial.tile for trial in usual.trials}

@@ -7,13 +7,10 @@
     shared memory -> registers the tile of a warp
 
 A tile of tm x tn loads A n/tn times and B m/tm times, at each of them: `traffic`. Tiles run in
-waves, as many at a time as there are slots, in the order of `raster`:
+waves, as many at a time as there are slots: down a group of rows, then the next column:
 
-    group = 2, 4 slots             the order of tiles, and waves a, b, c of 4 at a time
-      0  2  4 | 6  8                 a a b | b c
-      1  3  5 | 7  9                 a a b | b c       a touches 2 rows and 2 columns of tiles
-
-What a wave needs of A and B streams along k through L2 once, whoever of the wave uses it.
+    a a b | b c       group = 2, 4 slots: the first wave, a, covers 2 rows and 2 columns of tiles
+    a a b | b c
 """
 
 from collections.abc import Iterator
@@ -25,6 +22,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec, Device, Link
 from tiledask.plan.tables import Part, Printable, table
 from tiledask.plan.units import format_seconds
 from tiledask.tile.choice.config import (
+    NO_GPU,
     Config,
     Occupancy,
     as_device,
@@ -34,29 +32,13 @@ from tiledask.tile.choice.config import (
 )
 from tiledask.tile.levels import traffic
 
-__all__ = ["Level", "Levels", "dram_loads", "levels_of", "predict", "raster", "ridge"]
-__all__ += ["waves"]
+__all__ = ["Level", "Levels", "levels_of", "predict", "ridge", "shared_from_memory", "waves"]
 
-_MOST_WAVES = 5_000
-"""Most waves that are walked one by one: about a second."""
 _REQUEST = 128
 """Bytes: a warp's request to shared memory takes a clock of all 32 banks, however few it wants."""
 
 
 # -- waves of tiles --------------------------------------------------------------------------------
-
-
-def raster(rows: int, columns: int, group: int = 1) -> Iterator[tuple[int, int]]:
-    """The tiles (i, j) of C in the order in which blocks take them: down ``group`` rows of tiles,
-    then the next column, then the next group.
-
-    >>> list(raster(3, 2, group=2))
-    [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
-    """
-    for top in range(0, rows, group):
-        for j in range(columns):
-            for i in range(top, min(top + group, rows)):
-                yield i, j
 
 
 def waves(m: int, n: int, config: Config, device: Device) -> tuple[int, int, int]:
@@ -70,47 +52,34 @@ def waves(m: int, n: int, config: Config, device: Device) -> tuple[int, int, int
     return -(-m // (tm * team)) * team, -(-n // tn), max(team, slots // team * team)
 
 
-def dram_loads(
-    m: int, n: int, k: int, config: Config, device: Device
-) -> tuple[tuple[int, int], int, int]:
-    """(tile of C that shares what is loaded, bytes of A, bytes of B) between DRAM and L2.
+def shared_from_memory(m: int, n: int, k: int, config: Config, device: Device) -> tuple[int, int]:
+    """Rows and columns of C that share what comes from DRAM, by what of it stays in L2.
 
-    Two rules. Blocks of one wave go along k together: what must live in L2 is one step along k, in
-    all its stages, of the rows and columns that the wave touches; if that is too large, every
-    cluster loads for itself. A panel (a row of tiles of A, a column of B) that an earlier wave
-    used is still there if no more than L2's bytes were touched since (least recently used, whole
-    panels; Mattson's stack distance). If L2's size is unknown, waves share within themselves only.
-    More than 5,000 waves are not walked: `traffic` of the first wave's tile stands for them all.
+    A wave goes along k together. What tiles use again is there if no more than L2's bytes were
+    touched since:
+
+        one group of rows of A, all of B    all of C shares: A and B come once
+        the rows and columns of a wave      a group of rows: A comes once
+        their next step along k             a wave
+        less, if that is known              a cluster
     """
-    size, (tm, tn, tk) = config.itemsize, config.block
-    in_clusters, across, slots = waves(m, n, config, device)
-    rows, columns = -(-m // tm), -(-n // tn)
-    tiles = raster(rows, columns, config.group)
-    wave = list(islice(tiles, slots))
-    tile = min(m, len({i for i, _ in wave}) * tm), min(n, len({j for _, j in wave}) * tn)
-    step = sum(tile) * min(tk, k) * size * config.stages
-    if too_large := 0 < device.l2_bytes < step:
-        tile = config.loaded_together
-    if too_large or in_clusters * across > _MOST_WAVES * slots:
-        even = traffic(m, n, k, (*tile, tk), size)
-        return tile, even.a, even.b
-    bytes_of = {("a", i): min(tm, m - tm * i) * k * size for i in range(rows)}
-    bytes_of |= {("b", j): min(tn, n - tn * j) * k * size for j in range(columns)}
-    loaded, full, now = {"a": 0, "b": 0}, 0, 0
-    held: dict[tuple[str, int], int] = {}  # panel -> its last wave, the least recently used first
-    while wave:
-        while full > device.l2_bytes:  # all of the oldest wave goes
-            oldest = next(iter(held.values()))
-            for panel in [panel for panel, used in held.items() if used == oldest]:
-                full -= bytes_of[panel]
-                del held[panel]
-        for panel in {("a", i) for i, _ in wave} | {("b", j) for _, j in wave}:
-            if held.pop(panel, None) is None:
-                loaded[panel[0]] += bytes_of[panel]
-                full += bytes_of[panel]
-            held[panel] = now
-        wave, now = list(islice(tiles, slots)), now + 1
-    return tile, loaded["a"], loaded["b"]
+    (tm, tn, tk), size, most = config.block, config.itemsize, device.l2_bytes
+    down, across, group = -(-m // tm), -(-n // tn), config.group
+    order = (
+        (i, j)
+        for top in range(0, down, group)
+        for j in range(across)
+        for i in range(top, min(top + group, down))
+    )
+    wave = [*islice(order, waves(m, n, config, device)[2])]
+    rows, columns = min(m, len({i for i, _ in wave}) * tm), min(n, len({j for _, j in wave}) * tn)
+    band = max(rows, min(m, group * tm))
+    if (band + n) * k * size <= most:
+        return m, n
+    if (rows + columns) * k * size <= most:
+        return band, n
+    step = (rows + columns) * min(tk, k) * size * config.stages
+    return config.loaded_together if 0 < most < step else (rows, columns)
 
 
 # -- levels ----------------------------------------------------------------------------------------
@@ -149,9 +118,7 @@ class Level:
 class Levels(Printable):
     """A product [m, k] x [k, n] level by level; with workers, inside the device of one of them.
 
-    Its time is the least: were everything to overlap, and every level at its peak. The bytes from
-    DRAM rest on the rule of `dram_loads`; those of the other levels, and the arithmetic, are the
-    kernel's whatever L2 does.
+    Its time is the least: were everything to overlap, and every level at its peak.
     """
 
     m: int
@@ -239,10 +206,7 @@ def levels_of(
     """
     config = config_of(config, dtype)
     if not config.peak:
-        raise KernelError(
-            f"the levels are a GPU's, and {config.kernel!r} runs on a CPU: td.tile.traffic counts "
-            f"its bytes"
-        )
+        raise KernelError(f"the levels are a GPU's, and {config.kernel!r} {NO_GPU}")
     if isinstance(device, ClusterSpec):
         link = link or device.within_node
         device = device.device
@@ -255,24 +219,22 @@ def levels_of(
     down, across, _ = waves(m, n, config, device)
     # time over that of a perfect balance, as some multiprocessor computes the most
     stretch = -(-down * across // many) * many / (down * across)
-    flops, stored, together = 2 * m * n * k, m * n * size, config.loaded_together
-    touched, a, b = dram_loads(m, n, k, config, device)
-    l2 = traffic(m, n, k, (*together, tk), size).loaded
+    for name, tile, bandwidth in (
+        ("DRAM -> L2", shared_from_memory(m, n, k, config, device), device.memory_bandwidth),
+        ("L2 -> shared memory", config.loaded_together, device.l2_bandwidth),
+    ):
+        each = traffic(m, n, k, (*tile, tk), size)
+        levels.append(Level(name, tile, each.loaded, each.c, each.flops, bandwidth))
     # a warp reads the zeros beyond C's edge like anything else: whole tiles. One request for a
     # column of A's tile, and one for a row of B's
-    padded = down * tm, across * tn, -(-k // tk) * tk
-    wanted = traffic(*padded, (rows, columns, 1), size)
-    a_read = wanted.a * max(1, _REQUEST / (rows * size))
-    b_read = wanted.b * max(1, _REQUEST / (columns * size))
-    read, rate = round(a_read + b_read), device.shared_bandwidth
-    levels += [
-        Level("DRAM -> L2", touched, a + b, stored, flops, device.memory_bandwidth),
-        Level("L2 -> shared memory", together, l2, stored, flops, device.l2_bandwidth),
-        Level("shared memory -> registers", config.warp, read, 0, flops, rate, stretch=stretch),
-    ]
+    padded = traffic(down * tm, across * tn, -(-k // tk) * tk, (rows, columns, 1), size)
+    a_read = padded.a * max(1, _REQUEST / (rows * size))
+    b_read = padded.b * max(1, _REQUEST / (columns * size))
+    name, read, rate = "shared memory -> registers", round(a_read + b_read), device.shared_bandwidth
+    levels.append(Level(name, config.warp, read, 0, 2 * m * n * k, rate, stretch=stretch))
     # on the busiest multiprocessor, in those of its quarters that have a warp
-    work, on_one = 2 * padded[0] * padded[1] * padded[2], occupancy(config, device)
-    compute = stretch * work / (on_one.quarters or 1.0) / device.peak(config.peak)
+    on_one = occupancy(config, device)
+    compute = stretch * padded.flops / (on_one.quarters or 1.0) / device.peak(config.peak)
     return Levels(m, n, k, config, device, tuple(levels), compute, on_one)
 
 

@@ -120,28 +120,26 @@ operands that lie row by row, for sm_80 and for sm_90; as are those of the other
 def _panels(peak: str, block: Tile, stages: int) -> Config:
     """A kernel that brings panels by ``cp.async``; a warp's tile is 64 x 64 or less, of float32 on
     CUDA cores 32 x 64, so that each quarter of a multiprocessor has one."""
-    tm, tn, tk = block
-    kernel = "sgemm_warptiled" if peak == "fp32" else "mma_multistage"
-    rows, columns = min(tm // 2, 32 if peak == "fp32" else 64), min(tn // 2, 64)
+    (tm, tn, tk), single = block, peak == "fp32"
+    kernel = "sgemm_warptiled" if single else "mma_multistage"
+    rows, columns = min(tm // 2, 32 if single else 64), min(tn // 2, 64)
     registers = next(r for sums, r in _REGISTERS[kernel].items() if 32 * sums >= rows * columns)
     return Config(
         kernel,
         block,
         (rows, columns),
         threads=32 * (tm // rows) * (tn // columns),
-        itemsize=2 if peak == "bf16" else 4,
+        itemsize=4 if single else 2,
         peak=peak,
         registers=registers,
         stages=stages,
         # a line of k has 16 bytes more, of A and of B; or one of B 32, whose floats are read singly
-        stage_extra=0 if peak == "bf16" else 32 * tk,
+        stage_extra=32 * tk * single,
         group=8,
         capability="8.0",
     )
 
 
-_RASTER = 8
-"""Rows of clusters that the Hopper kernel walks column by column."""
 _HOPPER_SHARED = 227 * 1024
 """Shared memory of a block of compute capability 9.0 (CUDA C++ Programming Guide, its table)."""
 
@@ -169,7 +167,7 @@ def hopper(columns: int = 256, cluster: int = 2, staged: bool = True, stages: in
         stage_extra=16,
         kept=kept,
         cluster=cluster,
-        group=_RASTER * cluster,
+        group=8 * cluster,  # the kernel walks 8 rows of clusters column by column
         capability="9.0a",
     )
 
@@ -236,7 +234,7 @@ def config_of(kernel: str | Config, dtype: str = "", tile: int | Tile | None = N
         )
     usual, *_ = shipped = configs[kernel]
     size, block = as_dtype(dtype).itemsize if dtype else usual.itemsize, tile and as_tile(tile)
-    if kernel == "tiled":
+    if kernel == "tiled":  # which takes any
         block = block or usual.block
         return replace(usual, block=block, warp=block[:2], itemsize=size)
     for each in shipped:
@@ -320,31 +318,35 @@ def occupancy(config: Config, device: Device | str) -> Occupancy:
     return Occupancy(min(found.values(), default=1), config.warps, device.threads // 32, limits)
 
 
+NO_GPU = "runs on a CPU; td.tile.traffic counts its bytes"
+
+
 def refusal(config: Config, device: Device | str) -> str:
     """Why ``device`` cannot run ``config``, with both numbers; empty if it can.
 
     >>> refusal(Config("mine", (256, 256, 64), (64, 64), 512, 2, "bf16", stages=4), "A100-40GB")
     '262.1 kB of shared memory per block, and A100-40GB has 166.9 kB: fewer stages or smaller tiles'
     """
-    device = as_device(device)
+    device, least = as_device(device), config.capability
     name, has, shared = device.name, device.capability, device.block_shared_bytes
     if not config.peak:
-        return f"{config.kernel!r} runs on a CPU; td.tile.traffic counts its bytes"
-    if not runs_on(config.capability, has):
-        only = "exactly" if config.capability.endswith("a") else "or higher"
-        return (
-            f"needs compute capability {config.capability.rstrip('a')} {only}, and {name} has {has}"
-        )
+        return f"{config.kernel!r} {NO_GPU}"
+    if not runs_on(least, has):
+        only = "exactly" if least.endswith("a") else "or higher"
+        return f"needs compute capability {least.rstrip('a')} {only}, and {name} has {has}"
     if config.peak not in dict(device.peak_flops):
         return f"computes in {config.peak}, and {name} has no {config.peak}"
-    if config.threads > 1024:
-        return f"{config.threads} threads per block, and a block has 1024 at most"
-    if config.registers > 255:
-        return f"{config.registers} registers per thread, and a thread has 255 at most"
+    for count, most, what in (
+        (config.threads, 1024, "threads per block, and a block"),
+        (config.registers, 255, "registers per thread, and a thread"),
+    ):
+        if count > most:
+            return f"{count} {what} has {most} at most"
     if shared and config.shared_bytes > shared:
+        needs, has = format_bytes(config.shared_bytes), format_bytes(shared)
         return (
-            f"{format_bytes(config.shared_bytes)} of shared memory per block, and {name} has "
-            f"{format_bytes(shared)}: fewer stages or smaller tiles"
+            f"{needs} of shared memory per block, and {name} has {has}: fewer stages or smaller "
+            f"tiles"
         )
     if not (found := occupancy(config, device)).blocks:
         why = f"for its {found.binding}: smaller tiles or fewer threads"
@@ -352,12 +354,12 @@ def refusal(config: Config, device: Device | str) -> str:
     return ""
 
 
-_BLOCKS = ((64, 64), (128, 64), (128, 128), (128, 256), (256, 128))
 _OTHERS: dict[str, list[Config]] = {
     "sgemm_warptiled": [_panels("fp32", b, 2) for b in product((64, 128), (64, 128), (8, 16))],
     "mma_multistage": [
-        _panels("bf16", (*block, tk), stages)
-        for block, tk, stages in product(_BLOCKS, (32, 64), (3, 4))
+        _panels("bf16", (tm, tn, tk), stages)
+        for tm, tn in ((64, 64), (128, 64), (128, 128), (128, 256), (256, 128))
+        for tk, stages in product((32, 64), (3, 4))
     ],
     "wgmma_ws_persistent": [
         hopper(columns, cluster, stages=stages)

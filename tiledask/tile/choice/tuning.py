@@ -4,14 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from importlib import import_module
+from functools import partial
 from statistics import median
 from types import ModuleType
 
 import numpy as np
 
 from tiledask.errors import KernelError
-from tiledask.extras import needed_for
 from tiledask.plan.tables import Part, Printable, table
 from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import accumulator, as_dtype, namespace
@@ -46,18 +45,8 @@ class Tuning(Printable):
     dtype: str
     trials: tuple[Trial, ...]
 
-    @property
-    def correlation(self) -> float:
-        """Spearman's, between the predicted and the measured order; NaN where either has none."""
-        pairs = [(t.predicted, t.measured) for t in self.trials]
-        if any(len(set(each)) < 2 for each in zip(*pairs, strict=True)):
-            return float("nan")
-        with needed_for("a rank correlation"):
-            found: float = import_module("scipy.stats").spearmanr(pairs).statistic
-        return round(found, 12)
-
     def printed(self) -> Iterator[Part]:
-        """The tiles and their places in both orders, and what that rests on."""
+        """The tiles and their places in both orders."""
         order = sorted(self.trials, key=lambda trial: trial.predicted)
         rows = [
             {
@@ -71,9 +60,8 @@ class Tuning(Printable):
             for place, trial in enumerate(self.trials, 1)
         ]
         title = f"{self.kernel}, {self.m} x {self.n} x {self.k} in {self.dtype}"
-        below = f"rank correlation of predicted and measured order: {self.correlation:.2f}"
         found = table(rows, title, predicted="bytes", measured="seconds")
-        yield replace(found, below=f"{below}; the bytes are predicted, not the time")
+        yield replace(found, below="the bytes are predicted, not the time")
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -113,12 +101,11 @@ def tune(
     }
     if not predicted:
         raise KernelError("there is no tile to measure: candidates is empty; give one or more")
-    xp, times, done = namespace(found.arrays), dict[Tile, list[float]](), [0]
+    xp, times = namespace(found.arrays), {tile: list[float]() for tile in predicted}
     rng, out = xp.random.default_rng(seed), xp.empty((m, n), kind)
-    every = len(predicted) * repeats
 
     def look() -> tuple[int, int, str]:
-        return done[0], every, ""
+        return sum(map(len, times.values())), len(times) * repeats, ""
 
     with showing("measuring tiles", look, "runs", after=0.0) if progress else nullcontext():
         for _ in range(repeats):
@@ -127,20 +114,16 @@ def tune(
                 rng.standard_normal(shape, dtype=accumulator(kind)).astype(kind)
                 for shape in ((m, k), (k, n))
             )
-            for tile in predicted:
-
-                def run(tile: Tile = tile, a: object = a, b: object = b) -> None:
-                    matmul(a, b, kernel, tile, out)
-
-                if tile not in times:
+            for tile, seconds in times.items():
+                run = partial(matmul, a, b, kernel, tile, out)
+                if not seconds:
                     run()
-                times.setdefault(tile, []).append(_seconds(run, xp))
-                done[0] += 1
+                seconds.append(_seconds(run, xp))
     trials = [Trial(tile, predicted[tile], median(seconds)) for tile, seconds in times.items()]
     return Tuning(kernel, m, n, k, kind.name, tuple(sorted(trials, key=lambda t: t.measured)))
 
 
-def _seconds(run: Callable[[], None], xp: ModuleType) -> float:
+def _seconds(run: Callable[[], object], xp: ModuleType) -> float:
     """How long ``run`` takes; on a GPU by its own events."""
     if xp is np:
         start = time.perf_counter()
