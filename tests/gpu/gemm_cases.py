@@ -252,7 +252,7 @@ def variants(arrays: str = "cupy") -> list[Variant]:
         Variant(name, tile, dtype)
         for name, kernel in ((name, lookup(name)) for name in OURS[arrays])
         for dtype in kernel.dtypes
-        for tile in kernel.tiles_for(dtype) or (kernel.tile and (32, 32, 32),)
+        for tile in kernel.tiles or (kernel.tile and (32, 32, 32),)
         if dtype != "float64"
     ]
     firsts = {(v.kernel, v.dtype): v for v in reversed(found)}

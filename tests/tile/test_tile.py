@@ -204,29 +204,29 @@ FROZEN.flags.writeable = False
 LONG, COMPLEX, WHOLE = np.zeros((300, 300)), X.astype(complex), X.astype(int)
 GELU = {"activation": "gelu"}
 REFUSED = [
-    (X, X, {}, r"4x6 @ 4x6: 6 against 4"),
-    (X[None], Y, {}, "2 dimensions, got 1x4x6 @ 6x5"),
-    (X[:0], Y, {}, "all extents must be 1 or more"),
+    (X, X, {}, "4x6 @ 4x6; transpose"),
+    (X[None], Y, {}, "2 dimensions, got .1, 4, 6. @ .6, 5."),
+    (X[:0], Y, {}, "all extents are 1 or more, got 0x6"),
     (X, Y.astype("f8"), {}, "got float32 and float64"),
     (WHOLE, WHOLE.T, {}, "got int64; cast with .astype"),
-    (COMPLEX, COMPLEX.T, {}, r"complex128; multiply the \.real and \.imag parts"),
+    (COMPLEX, COMPLEX.T, {}, r"complex128; multiply \.real and \.imag parts"),
     ([[1.0]], Y, {}, "got list; convert it with numpy.asarray"),
     (X, Y, {"kernel": "fast"}, "no kernel 'fast'; there are loops, tiled"),
     (X, Y, {"kernel": "smem_tiled"}, "takes cupy arrays, got numpy; .* blas"),
     (X, Y, {"tile": 4}, "'blas' has no tile to choose, got tile=4"),
     (X, Y, {"kernel": "tiled", "tile": (4, 4)}, "3 extents .* got 2"),
     (LONG, LONG, {"kernel": "loops"}, "16777216 .* got 27000000"),
-    (X, Y, {"out": X}, r"float32 \(4, 5\), got float32 \(4, 6\)"),
+    (X, Y, {"out": X}, r"float32 \(4, 5\) where a is, got float32 \(4, 6\)"),
     (X, Y, {"out": FROZEN}, "read-only"),
     (BOTH[:, :6], Y, {"out": BOTH[:, 5:10]}, "must not overlap a"),
     (X, Y, {"alpha": 1j}, "alpha must be a real number"),
     (X, Y, {"beta": 1}, r"beta=1 adds what out holds.*give out= an array"),
     (X, Y, {"activation": "relu"}, "None or gelu, got 'relu'"),
-    (X, Y, {"bias": np.zeros(5)}, r"bias must be float32 \(5,\), got float64"),
-    (X, Y, {"bias": ROOM[0, :5], "out": ROOM[:, :5]}, "must not overlap the bias"),
-    (X, Y, {**GELU, "preactivation": X}, r"preactivation must be float32 \(4"),
+    (X, Y, {"bias": np.zeros(5)}, r"bias must be .* float32 \(5,\) where a is, got float64"),
+    (X, Y, {"bias": ROOM[0, :5], "out": ROOM[:, :5]}, "must not overlap bias"),
+    (X, Y, {**GELU, "preactivation": X}, r"preactivation must be .* float32 \(4"),
     (X, Y, {**GELU, "preactivation": Z, "out": Z}, "must not overlap out"),
-    (X, Y, {"preactivation": Z}, "is what an activation is applied to"),
+    (X, Y, {"preactivation": Z}, "is what activation= is applied to"),
 ]
 
 
@@ -290,12 +290,11 @@ def test_a_kernel_says_which_gpus_it_needs(monkeypatch, kernel, capabilities, wh
 
 def test_of_several_gpus_the_one_that_holds_the_operands_decides(monkeypatch):
     monkeypatch.setattr(backend, "probe", lambda: gpus("7.5", "9.0"))
-    on_t4, on_h100 = (
-        SimpleNamespace(device=SimpleNamespace(id=i), shape=(4, 4), ndim=2) for i in (0, 1)
-    )
+    square = {"shape": (4, 4), "ndim": 2, "dtype": np.dtype("float16")}
+    on_t4, on_h100 = (SimpleNamespace(device=SimpleNamespace(id=i), **square) for i in (0, 1))
     hopper = table.lookup(HOPPER)
-    product._check_device(on_h100, on_h100, hopper)
+    product._check_operands(on_h100, on_h100, hopper)
     with pytest.raises(KernelError, match=r"cannot run where a is: needs .* there is T4 \(7.5\)"):
-        product._check_device(on_t4, on_t4, hopper)
+        product._check_operands(on_t4, on_t4, hopper)
     with pytest.raises(KernelError, match=r"built for tiles of .* got \(64, 64, 64\)"):
         hopper.with_tile(64)

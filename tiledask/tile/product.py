@@ -32,28 +32,21 @@ def matmul(
 ) -> Array:
     """activation(alpha a @ b + beta out + bias), by ``kernel``, for NumPy or CuPy arrays.
 
-    a [m, k] and b [k, n] give [m, n]. Any strides will do; all extents are 1 or more.
-
     kernel, tile
         A name in `td.tile.kernels`; "blas" means the library's product on either kind of array.
-        The tile is one extent or (tm, tn, tk), for the kernels that have one, which the table
-        shows too.
-    out
-        Where the result is written, and returned. With ``beta`` what it holds is multiplied by
-        that and added; with 0 it is not read, so that NaN there doesn't enter.
+        The tile is one extent or (tm, tn, tk), for the kernels that have one.
+    a, b, out
+        [m, k], [k, n] and [m, n], of any strides, all extents 1 or more. The result is written to
+        ``out``, and returned. With a beta of 0 what it held is not read: NaN doesn't enter.
     bias
         [n], added to every row; of the operands' type or of the one that is summed in.
-    activation
-        None or "gelu", in the tanh form of `td.tile.gelu`.
-    preactivation
-        An array like out that receives alpha a @ b + beta out + bias, which a backward pass needs.
+    activation, preactivation
+        None or "gelu", in the tanh form of `td.tile.gelu`; an array like out that receives what
+        that is applied to, which a backward pass needs.
 
     Halves (float16, bfloat16) are summed in float32, finished there and rounded once, at the end;
-    with a float32 ``out`` never, which is how to add up products of several panels. `workspace`
-    says how many bytes all this takes. On a GPU the call returns before the work is done, as
-    CuPy's own do.
-
-    Raises KernelError, a ValueError, for operands, tiles, kernels and outputs that do not go
+    with a float32 ``out`` never, which is how to add up products of several panels. On a GPU the
+    call returns before the work is done. Raises KernelError, a ValueError, for what does not go
     together.
 
     >>> import numpy as np
@@ -69,12 +62,10 @@ def matmul(
 def accumulate(
     a: Array, b: Array, out: Array, kernel: str, tile: int | Tile | None, beta: float
 ) -> TileTraffic | None:
-    """What the kernel loaded while it wrote a @ b + beta out into ``out``, by its own loop.
+    """What the kernel loaded while it wrote a @ b + beta out into ``out``.
 
     "tiled" counts each tile as it takes it; our CUDA kernels give what the grid loads that they
-    launched: a tile for each thread block, or on Hopper one for the blocks of a cluster together,
-    which share what they load of B. None for those whose loops are others' (BLAS, cuBLAS). The
-    arguments are those of `matmul`.
+    launched; None for BLAS and cuBLAS, whose loops are their own. Arguments are those of `matmul`.
     """
     return _run(a, b, kernel, tile, out, Epilogue(beta=_number("beta", beta)))[1]
 
@@ -89,8 +80,8 @@ def count_traffic(
 ) -> tuple[Array, TileTraffic]:
     """a @ b + beta out by the kernel "tiled", and the bytes that it loaded and stored on the way.
 
-    The arguments are those of `matmul`, for NumPy arrays. The count is made tile
-    by tile from the arrays that were really taken; `traffic` predicts it.
+    The arguments are those of `matmul`, for NumPy arrays. Counted tile by tile from the arrays that
+    were really taken; `traffic` predicts it.
 
     >>> import numpy as np
     >>> from tiledask.tile.levels import traffic
@@ -118,16 +109,12 @@ def workspace(
 ) -> int:
     """Bytes of arrays that `matmul` allocates besides those it is given, at most at one time.
 
-    ``itemsize`` is that of the operands, 2 for halves, and ``out_itemsize`` that of ``out`` if it
-    differs: 4 where halves are added up in float32; ``bias_itemsize`` is None without a bias.
-    Adding to ``out`` (``accumulate``) takes no more than writing, and keeping the preactivation
-    nothing more. Our kernels for newer GPUs copy operands whose rows do not start on 16 bytes.
+    ``itemsize`` is that of the operands, and ``out_itemsize`` that of ``out`` if it differs: 4
+    where halves are added up in float32; ``bias_itemsize`` is None without a bias. Adding to
+    ``out`` (``accumulate``) takes no more than writing, and keeping the preactivation nothing more.
 
-    Not counted: what the library keeps inside itself; copies of operands without a unit stride,
-    and 512 rows of an ``out`` without one; NumPy's own buffers (at most 3 x 8192 elements) where
-    "tiled" meets an ``out`` that is neither row-major nor a slice of rows, or a bias is added. An
-    activation is counted for a row-major ``out``. Answers for every kernel, whether or not this
-    machine can run it.
+    Counted for a row-major ``out`` and operands with a unit stride, whether or not this machine
+    can run the kernel; without what a library, and NumPy in its buffers, keeps inside itself.
 
     >>> workspace(4096, 4096, 4096, 4), workspace(4096, 4096, 4096, 4, accumulate=True)
     (0, 0)
@@ -154,9 +141,7 @@ def _run(
     others = [x for x in (out, epilogue.bias, epilogue.preactivation) if x is not None]
     xp = backend.array_namespace(a, b, *others)
     kernel = find(name, xp.__name__)
-    _check_shapes(a, b)
-    _check_types(a, b, kernel)
-    _check_device(a, b, kernel)
+    _check_operands(a, b, kernel)
     taken = kernel.with_tile(tile)
     _check_epilogue(a, b, out, epilogue, xp)
     with backend.on_device(a):
@@ -177,47 +162,37 @@ def _number(name: str, x: Array) -> float:
     return float(x)
 
 
-def _check_shapes(a: Array, b: Array) -> None:
-    """None if a [m, k] and b [k, n] multiply."""
-    if a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and 0 not in (*a.shape, *b.shape):
-        return
-    x, y = ("x".join(map(str, each.shape)) for each in (a, b))
+def _check_operands(a: Array, b: Array, kernel: Kernel) -> None:
+    """None if a [m, k] and b [k, n] multiply, and ``kernel`` takes them where they are."""
     if not a.ndim == b.ndim == 2:
-        raise KernelError(f"a and b have 2 dimensions, got {x} @ {y}; multiply slices of them")
-    if a.shape[1] == b.shape[0]:
-        raise KernelError(f"all extents must be 1 or more, got {x} @ {y}")
-    raise KernelError(
-        f"the columns of a must be as many as the rows of b, got {x} @ {y}: {a.shape[1]} against "
-        f"{b.shape[0]}; transpose or reshape one"
-    )
-
-
-def _check_types(a: Array, b: Array, kernel: Kernel) -> None:
-    """None if a and b have one element type, and the kernel takes it."""
+        raise KernelError(
+            f"a and b have 2 dimensions, got {a.shape} @ {b.shape}; multiply slices of them"
+        )
+    (m, k), (rows, n) = a.shape, b.shape
+    if k != rows or not m * k * n:
+        raise KernelError(
+            f"a has as many columns as b rows, and all extents are 1 or more, got {m}x{k} @ "
+            f"{rows}x{n}; transpose or reshape one"
+        )
     if a.dtype != b.dtype:
         raise KernelError(f"a and b must have one element type, got {a.dtype} and {b.dtype}")
     name = backend.name_of(a.dtype) if a.dtype.isnative else str(a.dtype)
-    if name in kernel.dtypes:
-        return
-    takes, instead = ", ".join(kernel.dtypes), "cast with .astype, or use kernel='blas' for halves"
-    if a.dtype.kind == "c":
-        instead = "multiply the .real and .imag parts, products of their own; .astype drops .imag"
-    raise KernelError(f"kernel {kernel.name!r} takes {takes}, got {name}; {instead}")
-
-
-def _check_device(a: Array, b: Array, kernel: Kernel) -> None:
-    """None if a and b are together on a device that ``kernel`` runs on, and not too much for it."""
+    if name not in kernel.dtypes:
+        takes = ", ".join(kernel.dtypes)
+        instead = "cast with .astype, or use kernel='blas' for halves"
+        if a.dtype.kind == "c":
+            instead = "multiply .real and .imag parts by themselves; .astype drops .imag"
+        raise KernelError(f"kernel {kernel.name!r} takes {takes}, got {name}; {instead}")
     if a.device != b.device:
         raise KernelError(f"a and b must be on one device, got {a.device} and {b.device}")
     if kernel.capability:  # of several GPUs it may be another that the kernel is for
         devices = tuple(d for d in backend.probe().devices if d.index == a.device.id)
         if why_not := unsuited(kernel, devices):
             raise KernelError(f"kernel {kernel.name!r} cannot run where a is: {why_not}")
-    work = a.shape[0] * a.shape[1] * b.shape[1]
-    if kernel.name == "loops" and work > _LOOPS_LIMIT:
+    if kernel.name == "loops" and m * k * n > _LOOPS_LIMIT:
         raise KernelError(
-            f"kernel 'loops' is a reference for up to {_LOOPS_LIMIT} multiplications, got {work}; "
-            f"use kernel='tiled' or 'blas'"
+            f"kernel 'loops' is a reference for up to {_LOOPS_LIMIT} multiplications, got "
+            f"{m * k * n}; use kernel='tiled' or 'blas'"
         )
 
 
@@ -231,40 +206,29 @@ def _check_epilogue(
 ) -> None:
     """None if ``out`` and what ``epilogue`` reads and writes go with a and b."""
     _check_activation(epilogue.activation)
-    shape, bias, before = (a.shape[0], b.shape[1]), epilogue.bias, epilogue.preactivation
+    shape, before = (a.shape[0], b.shape[1]), epilogue.preactivation
     if before is not None and epilogue.activation is None:
-        raise KernelError(
-            f"preactivation= is what an activation is applied to, and there is none; leave it out, "
-            f"or give activation= one of {', '.join(ACTIVATIONS)}"
-        )
+        raise KernelError("preactivation= is what activation= is applied to; give both")
     if out is None and epilogue.loads_c:
-        raise KernelError(
-            f"beta={epilogue.beta:g} adds what out holds, and there is none; give out= an array"
-        )
-    if bias is not None:
-        _check_type("bias", bias, a, shape[1:], xp)
-    host, read = xp.__name__ == "numpy", {"a": a, "b": b, "the bias": bias}
+        raise KernelError(f"beta={epilogue.beta:g} adds what out holds; give out= an array")
     # CuPy compares bounds only, so that it may see an overlap between two interleaved slices
+    host = xp.__name__ == "numpy"
     overlap = xp.shares_memory if host else xp.may_share_memory
-    for name, written in (("out", out), ("preactivation", before)):
-        if written is None:
+    wide, read = backend.accumulator(a.dtype), {"a": a, "b": b}
+    for name, x in (("bias", epilogue.bias), ("out", out), ("preactivation", before)):
+        if x is None:
             continue
-        _check_type(name, written, a, shape, xp)
-        if host and not written.flags.writeable:
-            raise KernelError(f"{name} must be writable, got a read-only array; pass {name}.copy()")
-        for other, x in read.items():
-            if x is not None and overlap(x, written):
-                raise KernelError(f"{name} must not overlap {other}, which is in use; copy one")
-        read[name] = written
-
-
-def _check_type(name: str, x: Array, a: Array, shape: tuple[int, ...], xp: ModuleType) -> None:
-    wide = backend.accumulator(a.dtype)
-    if x.shape != shape or x.dtype not in (a.dtype, wide):
-        either = f"{a.dtype}" if wide == a.dtype else f"{a.dtype} or {wide}"
-        raise KernelError(
-            f"{name} must be {either} {shape}, got {x.dtype} {x.shape}; "
-            f"allocate it with {xp.__name__}.empty({shape}, '{wide}')"
-        )
-    if x.device != a.device:
-        raise KernelError(f"{name} must be where a is, {a.device}, got {x.device}")
+        expected = shape[1:] if name == "bias" else shape
+        if x.shape != expected or x.dtype not in (a.dtype, wide) or x.device != a.device:
+            raise KernelError(
+                f"{name} must be {a.dtype} or {wide} {expected} where a is, got {x.dtype} "
+                f"{x.shape} on {x.device}; allocate it with {xp.__name__}.empty({expected}, "
+                f"{str(wide)!r})"
+            )
+        if name != "bias":
+            if host and not x.flags.writeable:
+                raise KernelError(f"{name} must be writable, got a read-only array; copy it")
+            for other, used in read.items():
+                if overlap(used, x):
+                    raise KernelError(f"{name} must not overlap {other}, which is in use; copy one")
+        read[name] = x

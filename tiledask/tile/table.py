@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tiledask.errors import KernelError
 from tiledask.plan.tables import Part, Printable, table
 from tiledask.tile import numpy_kernels
-from tiledask.tile.backend import HALVES, Array, GpuInfo, as_dtype, probe
+from tiledask.tile.backend import HALVES, Array, GpuInfo, probe
 from tiledask.tile.choice.config import Config, configs, runs_on
 from tiledask.tile.cuda import launch
 from tiledask.tile.epilogue import Epilogue, activation_bytes
@@ -37,10 +37,6 @@ class Sizes(NamedTuple):
     def activated(self, m: int, n: int, arrays: str = "numpy") -> int:
         """Bytes that the activation of [m, n] allocates at one time."""
         return activation_bytes(m, n, max(self.itemsize, 4), arrays) if self.activation else 0
-
-
-def _nothing(sizes: Sizes) -> int:
-    return 0
 
 
 def _tiled_workspace(sizes: Sizes) -> int:
@@ -86,10 +82,10 @@ class Kernel:
     arrays: str  # "numpy" or "cupy"
     dtypes: tuple[str, ...]
     run: Run
-    workspace: Callable[[Sizes], int] = _nothing
+    workspace: Callable[[Sizes], int] = lambda sizes: 0
     """Bytes it allocates besides a, b, out and the rest of what it is given."""
     tile: Tile | None = None  # What it uses if none is given; None for a library's own
-    chooses: bool = False  # Whether it then chooses itself, and `tile` is only the usual one
+    chooses: bool = False  # Whether `tile` is only the usual one: it chooses by the product
     built: tuple[Config, ...] = ()  # What our CUDA kernels are built for, by NVRTC
 
     @property
@@ -108,7 +104,11 @@ class Kernel:
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
-        """The tiles that it is built for; empty if any will do."""
+        """The tiles that it is built for, the usual one first; empty if any will do.
+
+        >>> kernels["mma_multistage"].tiles
+        ((128, 128, 32), (64, 64, 32))
+        """
         return tuple(config.block for config in self.built)
 
     @property
@@ -133,21 +133,11 @@ class Kernel:
             )
         found = as_tile(tile)
         if self.built and found not in self.tiles:
-            built = " or ".join(map(str, self.tiles))
             raise KernelError(
-                f"kernel {self.name!r} is built for tiles of {built}, got {found}; give one of "
-                f"these, or leave it out for {self.tile}"
+                f"kernel {self.name!r} is built for tiles of {' or '.join(map(str, self.tiles))}, "
+                f"got {found}; give one of these, or none"
             )
         return found
-
-    def tiles_for(self, dtype: str) -> tuple[Tile, ...]:
-        """Those of `tiles` that go with elements of ``dtype``.
-
-        >>> kernels["mma_multistage"].tiles_for("float16")  # 64 bytes of k
-        ((128, 128, 32), (64, 64, 32))
-        """
-        size = as_dtype(dtype).itemsize
-        return tuple(config.block for config in self.built if config.itemsize == size)
 
 
 @cache
@@ -200,9 +190,8 @@ _ALL = ("float16", "bfloat16", "float32", "float64")
 
 def _ours(run: Run, dtypes: tuple[str, ...], **more: Any) -> Kernel:
     """One of our CUDA kernels, whose first tile is the usual one."""
-    name, built = run.__name__, configs[run.__name__]
-    workspace = _nothing if name == "smem_tiled" else _copies
-    return Kernel(name, "cupy", dtypes, run, workspace, built[0].block, built=built, **more)
+    built = configs[run.__name__]
+    return Kernel(run.__name__, "cupy", dtypes, run, tile=built[0].block, built=built, **more)
 
 
 kernels = KernelTable(
@@ -212,9 +201,9 @@ kernels = KernelTable(
         Kernel("tiled", "numpy", _ALL, numpy_kernels.tiled, _tiled_workspace, (512, 512, 512)),
         Kernel("blas", "numpy", _ALL, numpy_kernels.blas, _blas_workspace),
         _ours(launch.smem_tiled, ("float32",)),
-        _ours(launch.sgemm_warptiled, ("float32",)),
-        _ours(launch.mma_multistage, HALVES, chooses=True),
-        _ours(launch.wgmma_ws_persistent, HALVES, chooses=True),
+        _ours(launch.sgemm_warptiled, ("float32",), workspace=_copies),
+        _ours(launch.mma_multistage, HALVES, workspace=_copies),
+        _ours(launch.wgmma_ws_persistent, HALVES, workspace=_copies, chooses=True),
         Kernel("cublas", "cupy", _ALL, numpy_kernels.cublas, _cublas_workspace),
     )
 )
@@ -237,10 +226,7 @@ def meant(name: str, arrays: str) -> str:
 
 
 def find(name: str, arrays: str) -> Kernel:
-    """The kernel that ``name`` means for operands that are ``arrays``, "numpy" or "cupy".
-
-    Raises KernelError if there is none, if it takes other arrays, or if this machine cannot run it.
-    """
+    """The kernel that ``name`` means for operands that are ``arrays``, if it can run here."""
     kernel = lookup(meant(name, arrays))
     if kernel.arrays != arrays:
         mine = ", ".join(each.name for each in kernels.values() if each.arrays == arrays)

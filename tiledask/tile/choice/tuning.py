@@ -95,7 +95,7 @@ def tune(
     if found.why_not:
         raise KernelError(f"kernel {kernel!r} cannot run here: {found.why_not}")
     if candidates is None:
-        candidates = [found.tile, *(found.tiles_for(kind.name) or _EXTENTS)]
+        candidates = found.tiles or (found.tile, *_EXTENTS)
     predicted = {
         tile: traffic(m, n, k, tile, kind.itemsize).total for tile in map(as_tile, candidates)
     }

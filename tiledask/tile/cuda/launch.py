@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import Array, array_namespace, name_of, namespace
+from tiledask.tile.backend import Array, array_namespace, namespace
 from tiledask.tile.choice.config import config_of, hopper_tile
 from tiledask.tile.cuda import build, tensor_map
 from tiledask.tile.cuda.operands import MatrixLayout, address_of, layout, padded
@@ -37,11 +37,8 @@ def sgemm_warptiled(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilog
     return _run("sgemm_warptiled", *_by_rows(a, b, out), tile, epilogue)
 
 
-def mma_multistage(
-    a: Array, b: Array, out: Array, tile: Tile | None, epilogue: Epilogue
-) -> TileTraffic:
+def mma_multistage(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """Halves on a warp's tensor cores, 64 bytes of k at a time."""
-    tile = config_of("mma_multistage", name_of(a.dtype), tile).block
     return _run("mma_multistage", *_by_rows(a, b, out), tile, epilogue)
 
 
