@@ -19,16 +19,13 @@ from itertools import pairwise
 
 from tiledask.errors import KernelError
 from tiledask.plan.intervals import ends_of
-from tiledask.tile.backend import HALVES, Array, array_namespace
-from tiledask.tile.epilogue import ACTIVATIONS as ENDINGS
+from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.attention import Angles, shared_heads
 from tiledask.tile.layers.by_name import KERNELS, Saved
 from tiledask.tile.layers.elementwise import find_activation
 from tiledask.tile.layers.linear import linear
-from tiledask.tile.layers.operands import by_token, check, rounded, wide
+from tiledask.tile.layers.operands import check, rounded, wide
 from tiledask.tile.layers.random import Parameter, matrix
-from tiledask.tile.product import matmul
-from tiledask.tile.table import kernels
 
 __all__ = ["Heads", "fuse_gate_up", "fuse_qkv", "mlp", "mlp_grad", "mlp_parameters"]
 __all__ += ["self_attention", "self_attention_grad", "self_attention_parameters"]
@@ -36,7 +33,7 @@ __all__ += ["swiglu_mlp", "swiglu_mlp_grad", "swiglu_mlp_parameters"]
 
 Arrays = dict[str, Array]
 """Arrays by name: weight w<name> and bias b<name>."""
-_HOPPER = "wgmma_ws_persistent"
+_GATED = "_gate", "_up"
 
 
 # -- attention -------------------------------------------------------------------------------------
@@ -44,7 +41,8 @@ _HOPPER = "wgmma_ws_persistent"
 
 @dataclass(frozen=True)
 class Heads:
-    """How many heads the weights at hand have; the kv head of each query head.
+    """How many heads the weights at hand have; the kv head of each query head, equally many
+    neighbours sharing one where it is left out.
 
     >>> Heads(query=4, kv=2, width=8).kv_of
     (0, 0, 1, 1)
@@ -52,10 +50,8 @@ class Heads:
 
     query: int
     kv: int
-    width: int
-    """Columns of a head."""
+    width: int  # Columns of a head
     kv_of: Sequence[int] = ()
-    """The kv head of each query head; left out, equally many neighbours share a kv head."""
 
     def __post_init__(self) -> None:
         if self.width < 1:
@@ -101,12 +97,12 @@ def self_attention(
     check("x:bsh", {"x": x})
     names = ["qkv"] if "wqkv" in weights else [*heads.columns]
     _check_weights(weights, *names, "o")
-    options = {"heads": (heads.query, heads.kv, heads.width), "kv_of": heads.kv_of, "scale": scale}
-    qkv = _project(x, weights, heads.columns, "qkv")
+    counts = heads.query, heads.kv, heads.width
+    core = {"heads": counts, "kv_of": heads.kv_of, "scale": scale}
+    core["qkv"] = _project(x, weights, heads.columns, "qkv")
     if angles is not None:
-        qkv = KERNELS["rotate"](qkv, angles, options["heads"])
-    c, p = KERNELS["attention"](qkv, **options, causal=causal)
-    core = options | {"qkv": qkv, "p": p}
+        core["qkv"] = KERNELS["rotate"](core["qkv"], angles, counts)
+    c, core["p"] = KERNELS["attention"](**core, causal=causal)
     return _apply(c, weights, "o"), {"x": x, "c": c, "core": core, "angles": angles, "by": heads}
 
 
@@ -141,28 +137,14 @@ def mlp_parameters(hidden: int, inner: int, bias: bool = True) -> dict[str, Para
 def mlp(x: Array, weights: Arrays, activation: str = "gelu") -> tuple[Array, Saved]:
     """(y [..., h], saved) for x [..., h]: w_2 activation(w_1 x), by its name.
 
-    w_1 and an activation that kernels can end with (GELU) are one product, finished in the
-    accumulators: z = x w_1 + b_1, which the backward needs, is written on the way and never read,
-    and of halves g = gelu(z) comes from the float32 sums, not from z as rounded.
-
     >>> import numpy as np
     >>> w = {"w_1": np.array([[1.0, -1.0]]), "w_2": np.array([[1.0], [1.0]])}
     >>> mlp(np.array([[-3.0]]), w, "relu")[0].tolist()
     [[3.0]]
     """
     _check_weights(weights, "_1", "_2")
-    w, b = weights["w_1"], weights.get("b_1")
-    xp, bent = check("x:*h w:hi b:i", {"x": x, "w": w, "b": b}), find_activation(activation)
-    if activation in ENDINGS and x.size and w.size:
-        flat, shape = by_token(x), (*x.shape[:-1], w.shape[1])
-        g, z = (xp.empty((flat.shape[0], w.shape[1]), x.dtype) for _ in range(2))
-        hopper = x.dtype.name in HALVES and xp.__name__ == "cupy" and kernels[_HOPPER].available
-        kernel = _HOPPER if hopper else "blas"
-        matmul(flat, w, kernel, out=g, bias=b, activation=activation, preactivation=z)
-        g, of_bent = g.reshape(shape), {"x": z.reshape(shape)}
-    else:
-        g, of_bent = bent(linear.forward(x, w, b))
-    return _apply(g, weights, "_2"), {"x": x, "g": g, "bent": of_bent, "activation": activation}
+    g, bent = find_activation(activation)(_apply(x, weights, "_1"))
+    return _apply(g, weights, "_2"), {"x": x, "g": g, "bent": bent, "activation": activation}
 
 
 def mlp_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Arrays]:
@@ -181,7 +163,7 @@ def swiglu_mlp_parameters(
     >>> {name: p.shape for name, p in swiglu_mlp_parameters(4, 10, fused=True).items()}
     {'w_gate_up': (4, 20), 'w_down': (10, 4)}
     """
-    inputs = _matrices(hidden, _gated(inner), "_gate_up" if fused else "", bias)
+    inputs = _matrices(hidden, dict.fromkeys(_GATED, inner), "_gate_up" if fused else "", bias)
     return inputs | matrix("_down", inner, hidden, bias)
 
 
@@ -193,9 +175,9 @@ def swiglu_mlp(x: Array, weights: Arrays) -> tuple[Array, Saved]:
     >>> swiglu_mlp(np.array([[1.0]]), w)[0].round(4).tolist()
     [[1.4621]]
     """
-    names = ["_gate_up"] if "w_gate_up" in weights else ["_gate", "_up"]
-    _check_weights(weights, *names, "_down")
-    z = _project(x, weights, _gated(weights["w_down"].shape[0]), "_gate_up")
+    _check_weights(weights, *(["_gate_up"] if "w_gate_up" in weights else _GATED), "_down")
+    columns = dict.fromkeys(_GATED, weights["w_down"].shape[0])
+    z = _project(x, weights, columns, "_gate_up")
     g = KERNELS["swiglu"](z)
     return _apply(g, weights, "_down"), {"x": x, "z": z, "g": g}
 
@@ -205,17 +187,13 @@ def swiglu_mlp_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Ar
     grads: Arrays = {}
     dg = _apply_grad(dy, saved["g"], weights, "_down", grads)
     dz = KERNELS["swiglu_grad"](dg, saved["z"])
-    columns = _gated(saved["g"].shape[-1])
+    columns = dict.fromkeys(_GATED, saved["g"].shape[-1])
     return _project_grad(dz, saved["x"], weights, columns, "_gate_up", grads), grads
 
 
 def fuse_gate_up(weights: Arrays) -> Arrays:
     """The same weights with gate and up side by side, as w_gate_up (and b_gate_up)."""
-    return _fuse(weights, ("_gate", "_up"), "_gate_up")
-
-
-def _gated(inner: int) -> dict[str, int]:
-    return {"_gate": inner, "_up": inner}
+    return _fuse(weights, _GATED, "_gate_up")
 
 
 # -- matrices by name, apart or side by side -------------------------------------------------------
@@ -232,12 +210,12 @@ def _matrices(rows: int, columns: Mapping[str, int], into: str, bias: bool) -> d
 def _check_weights(weights: Arrays, *names: str) -> None:
     """Raises KernelError unless there is a w<name> for each name, and nothing but biases."""
     needed = {f"w{name}" for name in names}
-    allowed = needed | {f"b{name}" for name in names}
-    if missing := sorted(needed - set(weights)) or sorted(set(weights) - allowed):
+    missing, unknown = needed - {*weights}, {*weights} - needed - {f"b{name}" for name in names}
+    if odd := sorted(missing or unknown):
         raise KernelError(
             f"the weights are {', '.join(sorted(needed))}, and biases with b for w, got "
-            f"{', '.join(weights) or 'none'}; "
-            f"{', '.join(missing)} {'missing' if missing[0] in needed else 'unknown'}"
+            f"{', '.join(weights) or 'none'}; {', '.join(odd)} "
+            f"{'missing' if missing else 'unknown'}"
         )
 
 
