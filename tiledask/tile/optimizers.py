@@ -15,10 +15,8 @@ d for weight_decay, mu for momentum, tau for dampening, B for betas and tiny for
     the step             single    [master]  <------ [moments] <----'
 
 A weight of 1 and an update of 2^-11 make 1 in fp16: of many such updates none is left. The master
-adds them up (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1).
-
-Values in, values out: a step returns new arrays and changes none. Rules work element by element,
-so the step of a shard is the shard of the step, to the bit, and ZeRO is a matter of slices.
+adds them up (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1). A step returns new arrays
+and changes none; the step of a shard is the shard of the step, to the bit.
 """
 
 import math
@@ -51,8 +49,14 @@ Arrays = dict[str, Array]
 class Rule:
     """An optimizer's rule: `SGD`, `Adam` or `AdamW`."""
 
-    rate: float = 1e-3
-    """The learning rate."""
+    rate: float = 1e-3  # The learning rate
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name in ("rate", "tiny", "weight_decay") and not value >= 0:
+                raise ConfigError(f"{name} is 0 or more, got {value}")
+            if name in ("momentum", "beta1", "beta2") and not 0 <= value < 1:
+                raise ConfigError(f"{name} is from 0 up to, not including, 1, got {value}")
 
     @property
     def keeps(self) -> tuple[str, ...]:
@@ -62,17 +66,9 @@ class Rule:
     def step(self, w: Array, g: Array, states: Mapping[str, Array], t: int) -> tuple[Array, Arrays]:
         """(new weights, new states) of step ``t``, from 1; ``states`` are zeros before the first.
 
-        All arrays have one shape and one element type, in which everything is computed; none is
-        changed.
+        All arrays have one shape and one element type, in which everything is computed.
         """
         raise NotImplementedError
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name in ("rate", "tiny", "weight_decay") and not value >= 0:
-                raise ConfigError(f"{name} is 0 or more, got {value}")
-            if name in ("momentum", "beta1", "beta2") and not 0 <= value < 1:
-                raise ConfigError(f"{name} is from 0 up to, not including, 1, got {value}")
 
 
 @dataclass(frozen=True)
@@ -87,15 +83,14 @@ class SGD(Rule):
     momentum: float = 0.0
     dampening: float = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
-    """Times the weights is added to the gradient."""
+    weight_decay: float = 0.0  # Times the weights is added to the gradient
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nesterov and (not self.momentum or self.dampening):
             raise ConfigError(
-                f"Nesterov's step looks ahead along the momentum: it needs momentum above 0 and no "
-                f"dampening, got {self.momentum} and {self.dampening}"
+                f"Nesterov's step needs momentum above 0 and no dampening, got {self.momentum} and "
+                f"{self.dampening}"
             )
 
     @property
@@ -123,10 +118,8 @@ class Adam(Rule):
 
     beta1: float = 0.9
     beta2: float = 0.999
-    tiny: float = 1e-8
-    """Added to the root of the variance. Of fp16 states it would be 0."""
-    weight_decay: float = 0.0
-    """Times the weights is added to the gradient, and so goes through both moments."""
+    tiny: float = 1e-8  # Added to the root of the variance; of fp16 states it would be 0
+    weight_decay: float = 0.0  # Times the weights is added to the gradient, and so to both moments
 
     @property
     def keeps(self) -> tuple[str, ...]:
@@ -155,8 +148,7 @@ class AdamW(Adam):
     [0.95]
     """
 
-    weight_decay: float = 0.01
-    """Times the rate is the share of each weight that goes in a step."""
+    weight_decay: float = 0.01  # Times the rate is the share of each weight that goes in a step
 
 
 def rule_for(recipe: str | Recipe, rate: float = 1e-3) -> Rule:
@@ -178,7 +170,7 @@ def check_states(recipe: Recipe) -> None:
     if recipe.places:
         raise ConfigError(
             f"recipe {recipe.name!r} offloads states to {' and '.join(recipe.places)}; what can be "
-            f"run keeps all of them on the device"
+            f"run keeps them on the device"
         )
     for s in recipe.states:
         if s.tensor not in KNOWN or s.bytes not in (2, 4, 8) or s.of != "parameters":
@@ -212,23 +204,15 @@ class LossScale:
     """
 
     scale: float = 2.0**16
-    growth: float = 2.0
-    """Times the scale, after ``interval`` steps in a row without an overflow."""
-    backoff: float = 0.5
-    """Times the scale, after an overflow."""
+    growth: float = 2.0  # Times the scale, after ``interval`` steps in a row without an overflow
+    backoff: float = 0.5  # Times the scale, after an overflow
     interval: int = 2000
-    floor: float = 1.0
-    """The scale goes no lower."""
-    ceiling: float = 2.0**127
-    """Nor higher: the largest power of two in single precision."""
-    patience: int = 20
-    """Overflows in a row at the floor after which the run has diverged."""
-    good: int = 0
-    """Steps in a row without an overflow, since the scale last changed."""
-    stuck: int = 0
-    """Overflows in a row that could not lower the scale."""
-    skipped: int = 0
-    """Steps that overflowed."""
+    floor: float = 1.0  # The scale goes no lower
+    ceiling: float = 2.0**127  # Nor higher: the largest power of two in single precision
+    patience: int = 20  # Overflows in a row at the floor after which the run has diverged
+    good: int = 0  # Steps in a row without an overflow, since the scale last changed
+    stuck: int = 0  # Overflows in a row that could not lower the scale
+    skipped: int = 0  # Steps that overflowed
 
     def __post_init__(self) -> None:
         if not 0 < self.floor <= self.scale <= self.ceiling:
@@ -238,9 +222,8 @@ class LossScale:
             )
         if not (self.growth > 1 and 0 < self.backoff < 1 and is_whole(self.interval, 1)):
             raise ConfigError(
-                f"a scale grows by more than 1 after 1 step or more and backs off by less than 1, "
-                f"got growth={self.growth:g}, interval={self.interval} and "
-                f"backoff={self.backoff:g}: 2, 2000 and 0.5 are usual"
+                f"a scale grows by more than 1, of 1 step or more, and backs off by less than 1, "
+                f"got growth={self.growth:g}, interval={self.interval}, backoff={self.backoff:g}"
             )
 
     @classmethod
@@ -262,8 +245,8 @@ class LossScale:
         if stuck >= self.patience:
             raise DivergedError(
                 f"{stuck} steps in a row overflowed at the scale's floor, {scale:g}, and patience "
-                f"is {self.patience}: weights or data are no longer finite, or the rate is too "
-                f"high. Go back to a checkpoint with a lower rate, or compute in bfloat16"
+                f"is {self.patience}: go back to a checkpoint with a lower rate, or compute in "
+                f"bfloat16"
             )
         return replace(self, scale=scale, good=0, stuck=stuck, skipped=self.skipped + 1)
 
@@ -271,13 +254,8 @@ class LossScale:
 def clip_factor(norm: float, limit: float) -> float:
     """What gradients of this norm are multiplied with: limit / norm, and 1 below the limit.
 
-    The norm is of all gradients together, of one device's or of everybody's:
-
-        squares of each device's shard     -- sum over devices -->  sqrt  -->  the norm
-
-    A device that takes its own norm instead clips otherwise than its neighbours, and their copies
-    part. What several devices hold counts once: only one of them may add it up. Pascanu et al.
-    2013, arXiv:1211.5063, algorithm 1.
+    The norm is of all gradients of all devices together, the root of the sum of their squares; what
+    several of them hold counts once. Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
 
     >>> clip_factor(4.0, 1.0), clip_factor(0.5, 1.0)
     (0.25, 1.0)
@@ -347,14 +325,10 @@ def update(
 class TrainState:
     """What training keeps from step to step, by the planner's words for it. Arrays by name."""
 
-    weights: Arrays
-    """What the forward pass multiplies with."""
-    master: Arrays = field(default_factory=dict)
-    """The same in single precision; empty where the weights are stepped themselves."""
-    moments: dict[str, Arrays] = field(default_factory=dict)
-    """"momentum" and "variance", as far as the rule keeps them."""
-    t: int = 0
-    """Steps that were taken; skipped ones don't count."""
+    weights: Arrays  # What the forward pass multiplies with
+    master: Arrays = field(default_factory=dict)  # In single precision; empty: weights are stepped
+    moments: dict[str, Arrays] = field(default_factory=dict)  # As far as the rule keeps them
+    t: int = 0  # Steps that were taken; skipped ones don't count
 
     @property
     def classes(self) -> dict[str, Arrays]:
@@ -372,12 +346,8 @@ def begin(
 ) -> TrainState:
     """The state before the first step, from weights as they were drawn.
 
-    dtype
-        Of the weights in the forward pass; as they are, if left out.
-    master
-        Whether single-precision masters are kept; left out: of halves they are.
-
-    The masters are the weights as they came, not as they were rounded.
+    ``dtype`` is that of the weights in the forward pass, by default their own. ``master``: whether
+    the weights are kept as they came too, in single precision; by default of halves.
     """
     cast = {name: flush(w, dtype or w.dtype).copy() for name, w in weights.items()}
     if master is None:
@@ -400,13 +370,8 @@ def advance(
 ) -> tuple[TrainState, LossScale | None, float]:
     """(new state, new scale, norm) after a step with gradients of ``scale.scale`` times the loss.
 
-    scale
-        None: the loss was not scaled, and nothing is skipped.
-    limit
-        The largest norm of all gradients together.
-
-    The norm is of unscaled gradients, before clipping. If it is not finite and there is a scale,
-    the step is skipped: the state comes back as it was, with a lower scale.
+    The norm is of unscaled gradients, before they are clipped to the ``limit``. If it is not finite
+    and there is a scale, the step is skipped: the state comes back as it was, with a lower scale.
 
     >>> state = begin({"w": np.ones(1)}, SGD(rate=1.0))
     >>> state, _, norm = advance(state, SGD(rate=1.0), {"w": np.array([8.0])}, limit=0.5)
@@ -431,8 +396,8 @@ def advance(
         # its memory is the next array's
         for tensor, new in update(rule, mine, wide.pop(name), state.t + 1, factor).items():
             made[tensor][name] = new
-    new_state = TrainState(made.pop("weights"), made.pop(MASTER, {}), made, state.t + 1)
-    return new_state, scale, norm
+    weights, master = made.pop("weights"), made.pop(MASTER, {})
+    return TrainState(weights, master, made, state.t + 1), scale, norm
 
 
 def flush(x: Array, dtype: DTypeLike) -> Array:

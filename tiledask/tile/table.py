@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from tiledask.errors import KernelError
@@ -10,7 +10,7 @@ from tiledask.plan.tables import Part, Printable, table
 from tiledask.tile import numpy_kernels
 from tiledask.tile.backend import HALVES, Array, GpuInfo, probe
 from tiledask.tile.choice.config import Config, configs, runs_on
-from tiledask.tile.cuda import launch
+from tiledask.tile.cuda.launch import launch
 from tiledask.tile.epilogue import Epilogue, activation_bytes
 from tiledask.tile.levels import Tile, TileTraffic, as_tile
 
@@ -188,10 +188,10 @@ class KernelTable(Printable, dict[str, Kernel]):
 _ALL = ("float16", "bfloat16", "float32", "float64")
 
 
-def _ours(run: Run, dtypes: tuple[str, ...], **more: Any) -> Kernel:
+def _ours(name: str, dtypes: tuple[str, ...], **more: Any) -> Kernel:
     """One of our CUDA kernels, whose first tile is the usual one."""
-    built = configs[run.__name__]
-    return Kernel(run.__name__, "cupy", dtypes, run, tile=built[0].block, built=built, **more)
+    run, built = partial(launch, name), configs[name]
+    return Kernel(name, "cupy", dtypes, run, tile=built[0].block, built=built, **more)
 
 
 kernels = KernelTable(
@@ -200,10 +200,10 @@ kernels = KernelTable(
         Kernel("loops", "numpy", _ALL, numpy_kernels.loops),
         Kernel("tiled", "numpy", _ALL, numpy_kernels.tiled, _tiled_workspace, (512, 512, 512)),
         Kernel("blas", "numpy", _ALL, numpy_kernels.blas, _blas_workspace),
-        _ours(launch.smem_tiled, ("float32",)),
-        _ours(launch.sgemm_warptiled, ("float32",), workspace=_copies),
-        _ours(launch.mma_multistage, HALVES, workspace=_copies),
-        _ours(launch.wgmma_ws_persistent, HALVES, workspace=_copies, chooses=True),
+        _ours("smem_tiled", ("float32",)),
+        _ours("sgemm_warptiled", ("float32",), workspace=_copies),
+        _ours("mma_multistage", HALVES, workspace=_copies),
+        _ours("wgmma_ws_persistent", HALVES, workspace=_copies, chooses=True),
         Kernel("cublas", "cupy", _ALL, numpy_kernels.cublas, _cublas_workspace),
     )
 )

@@ -1,6 +1,6 @@
 """Our own kernels: CUDA C++ beside the Python that compiles and launches it (../README.md).
 
-launch.py        a function per kernel: which variant of it, with what arguments
+launch.py        a launch: which variant of a kernel, with what arguments
   operands.py    how a matrix lies; copies of those that no kernel can read
   tensor_map.py  what the copy engine is told of an array
   build.py       a kernel and its headers as one text; compiles it for a GPU, once, with or without
