@@ -182,7 +182,6 @@ class Module:
             gemmEx=gemm_ex,
             CUBLAS_COMPUTE_32F="32F",
             CUBLAS_COMPUTE_64F="64F",
-            CUBLAS_COMPUTE_32F_FAST_TF32="TF32",
             CUBLAS_GEMM_DEFAULT=-1,
         ),
         device=SimpleNamespace(get_cublas_handle=lambda: 7),

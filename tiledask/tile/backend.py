@@ -55,9 +55,7 @@ class Backend:
 
 @cache
 def probe() -> Backend:
-    """The facts of this machine's GPUs, found out once per process.
-
-    Raises nothing: whatever goes wrong becomes the reason.
+    """The facts of this machine's GPUs, found out once per process; what goes wrong is the reason.
 
     >>> backend = probe()
     >>> backend.usable == (backend.reason == "")
@@ -83,10 +81,8 @@ def probe() -> Backend:
     except Exception as error:  # CUDARuntimeError, or a library that cannot be loaded
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         hint = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible!r} says which to use"
-        reason = f"CuPy is installed but no device is usable ({_line(error)}){hint}"
-        return Backend(
-            False, f"{reason}; nvidia-smi says whether one is old, full or taken", **known
-        )
+        reason = f"CuPy is installed but no device is usable ({_line(error)}){hint}; nvidia-smi"
+        return Backend(False, f"{reason} says whether one is old, full or taken", **known)
     return Backend(True, "", nvrtc_reason=nvrtc_reason(), **known)
 
 
@@ -104,10 +100,10 @@ def array_namespace(*arrays: Array) -> ModuleType:
     else:
         return np
     families = [_family(x) for x in arrays]
-    if families.count(families[0]) != len(families):
+    if len({*families}) > 1:
         raise KernelError(
-            f"all arrays must live in one place, got {' and '.join(families)}; "
-            f"move one: cupy.asarray(x) or td.tile.to_numpy(x)"
+            f"all arrays must live in one place, got {' and '.join(families)}; move one: "
+            f"cupy.asarray(x) or td.tile.to_numpy(x)"
         )
     return np if families[0] == "numpy" else cupy_module()
 
@@ -149,10 +145,8 @@ def on_device(x: Array) -> AbstractContextManager[Any]:
 
 
 def as_dtype(dtype: DTypeLike) -> np.dtype:
-    """The element type that ``dtype`` names: "float32", "bfloat16", or whatever NumPy understands.
-
-    NumPy has bfloat16 from the package ml_dtypes, which is imported when it is first asked for.
-    Send such a type by its ``name``: its ``str`` is that of 2 nameless bytes, which is refused.
+    """The element type that ``dtype`` names: "float32", whatever NumPy understands, or "bfloat16",
+    of ml_dtypes. Send that by its ``name``: its ``str`` is of 2 nameless bytes, which is refused.
 
     >>> as_dtype("bfloat16").name, as_dtype("f8").name
     ('bfloat16', 'float64')
@@ -170,18 +164,14 @@ def as_dtype(dtype: DTypeLike) -> np.dtype:
     if found.type is np.void:
         raise KernelError(
             f"an element type must be a number's, got {found.str!r}, bytes without a meaning; "
-            f"bfloat16 goes by its name: as_dtype('bfloat16'), x.dtype.name"
+            f"bfloat16 goes by its name, x.dtype.name"
         )
     return found
 
 
 @cache
 def name_of(dtype: np.dtype) -> str:
-    """The name by which `as_dtype` knows ``dtype``; NumPy makes it anew each time, so it is kept.
-
-    >>> name_of(np.dtype("f4"))
-    'float32'
-    """
+    """The name by which `as_dtype` knows ``dtype``; kept, for NumPy makes it anew each time."""
     return dtype.name
 
 
@@ -202,12 +192,11 @@ def accumulator(dtype: Any) -> np.dtype:
 def _family(x: Array) -> str:
     if isinstance(x, np.ndarray | np.generic):
         return "numpy"
-    kind = type(x)
-    if kind.__module__.partition(".")[0] == "cupy":
+    if type(x).__module__.partition(".")[0] == "cupy":
         return "cupy"
     raise KernelError(
-        f"a tile lives in one array, NumPy's or CuPy's, got {kind.__name__}; "
-        f"convert it with numpy.asarray, or use td.matmul for blocked arrays"
+        f"a tile lives in one array, NumPy's or CuPy's, got {type(x).__name__}; convert it with "
+        f"numpy.asarray, or use td.matmul for blocked arrays"
     )
 
 
@@ -219,8 +208,7 @@ def cupy_module() -> ModuleType:
 def _gpu(cp: ModuleType, index: int) -> GpuInfo:
     facts = cp.cuda.runtime.getDeviceProperties(index)
     name, capability = facts["name"].decode(), f"{facts['major']}.{facts['minor']}"
-    whole = bool(facts.get("integrated"))
-    return GpuInfo(index, name, capability, facts["totalGlobalMem"], whole)
+    return GpuInfo(index, name, capability, facts["totalGlobalMem"], bool(facts.get("integrated")))
 
 
 @cache
@@ -229,10 +217,7 @@ def nvrtc_reason() -> str:
     try:
         import_module("cuda.bindings.nvrtc").nvrtcVersion()
     except Exception as error:  # a missing library is a RuntimeError of its own kind
-        return (
-            f"NVRTC, which compiles CUDA C++, cannot be used ({_line(error)}); install it with "
-            f"{install('gpu')}"
-        )
+        return f"NVRTC, a compiler of CUDA C++, cannot be used ({_line(error)}); {install('gpu')}"
     return ""
 
 

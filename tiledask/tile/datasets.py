@@ -23,6 +23,8 @@ from tiledask.tile.layers.random import key, positions, splitmix64
 
 __all__ = ["Images", "Text", "load_images", "load_text"]
 
+Rows = slice | Sequence[int]
+"""Of a batch: those that are drawn; the others need not be."""
 MOST_BYTES = 2**29
 """Of a file's arrays, unpacked: a small file can hold far more zeros than there is memory."""
 
@@ -43,12 +45,9 @@ class Text:
     """
 
     name: str
-    characters: str
-    """Every character that occurs, sorted: number i stands for the i-th."""
-    ids: np.ndarray
-    """[length], of as few bytes as they need; not to be changed."""
-    floor: float | None = None
-    """The best loss there is, in nats per character; None where nobody knows it."""
+    characters: str  # Every character that occurs, sorted: number i stands for the i-th
+    ids: np.ndarray  # [length], of as few bytes as they need; not to be changed
+    floor: float | None = None  # The best loss there is, in nats per character, where it is known
 
     @property
     def vocabulary(self) -> int:
@@ -60,17 +59,11 @@ class Text:
         return "".join(self.characters[i] for i in ids)
 
     def batch(
-        self,
-        seed: int,
-        step: int,
-        size: int,
-        sequence: int,
-        rows: slice | Sequence[int] = slice(None),
+        self, seed: int, step: int, size: int, sequence: int, rows: Rows = slice(None)
     ) -> tuple[np.ndarray, np.ndarray]:
         """(ids, targets), each [rows, sequence] int32, of a step's batch of ``size`` rows.
 
-        Each row begins anywhere in the text; targets are one character on. ``rows`` of the batch
-        are drawn, and the others need not be.
+        Each row begins anywhere in the text; targets are one character on.
 
         >>> text = load_text("tales")
         >>> whole, _ = text.batch(0, 3, size=8, sequence=16)
@@ -81,8 +74,8 @@ class Text:
         starts = len(self.ids) - sequence
         if not is_whole(sequence, 1) or starts < 1 or not is_whole(size, 1):
             raise ConfigError(
-                f"a batch has 1 row or more of 1 to {len(self.ids) - 1} characters, as the text "
-                f"{self.name!r} has {len(self.ids)}; got {size!r} rows of {sequence!r}"
+                f"a batch of the text {self.name!r} has 1 row or more of 1 to {len(self.ids) - 1} "
+                f"characters, got {size!r} rows of {sequence!r}"
             )
         drawn = splitmix64(key(seed, "batch", step), positions((size,), (rows,)))
         first = (drawn % np.uint64(starts)).astype(np.int64)
@@ -102,14 +95,13 @@ def load_text(name: str | os.PathLike[str]) -> Text:
     Text('tales', 173,179 of 50 characters, best loss 0.1419)
     """
     path, floor, texts = Path(name), None, _shipped("text", ".txt.gz")
-    shipped = str(name) in texts
-    if shipped:
-        path = data_file("text", f"{name}.txt.gz")
-        about = data_file("text", f"{name}.json")
-        floor = read(about).take(float, "nats_per_character") if about.exists() else None
     try:
-        whole = path.read_bytes()
-        content = (gzip.decompress(whole) if shipped else whole).decode("utf-8")
+        if str(name) in texts:
+            path = data_file("text", f"{name}.txt.gz")
+            floor = read(data_file("text", f"{name}.json")).take(float, "nats_per_character")
+            content = gzip.decompress(path.read_bytes()).decode("utf-8")
+        else:
+            content = path.read_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"a text is one of {', '.join(texts)}, or a file in UTF-8; {str(name)!r} is not "
@@ -130,10 +122,8 @@ class Images:
     """Pictures of one size, and what is on each."""
 
     name: str
-    pixels: np.ndarray
-    """[count, rows, columns] uint8, not to be changed."""
-    labels: np.ndarray
-    """[count] int64, 0 .. classes - 1."""
+    pixels: np.ndarray  # [count, rows, columns] uint8, not to be changed
+    labels: np.ndarray  # [count] int64, 0 .. classes - 1
     classes: int
 
     def __len__(self) -> int:
@@ -152,13 +142,12 @@ class Images:
         seed: int,
         step: int,
         size: int,
-        rows: slice | Sequence[int] = slice(None),
+        rows: Rows = slice(None),
         dtype: DTypeLike = "float32",
     ) -> tuple[np.ndarray, np.ndarray]:
         """(inputs [rows, 1, height, width] from 0 to 1, labels [rows]) of a step's batch.
 
         Batches of ``size`` follow each other through all pictures, in another order each time.
-        ``rows`` of the batch are drawn, and the others need not be.
 
         >>> digits = load_images("digits")
         >>> _, labels = digits.batch(0, 5, size=64)

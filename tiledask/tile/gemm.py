@@ -10,7 +10,6 @@ whose rows are contiguous it takes as such a one transposed; a C like that is co
 """
 
 import ctypes
-import os
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -36,16 +35,13 @@ def gemm(a: Array, b: Array, c: Array, alpha: float = 1.0, beta: float = 0.0) ->
 
     NumPy arrays are float32 or float64, all three of one type. CuPy arrays may also be float16
     or bfloat16, with c of their type or float32; sums are float32 for both. With a beta of 0 what
-    c held does not enter, NaN neither. With CUPY_TF32=1 cuBLAS rounds float32
-    operands to 10 bits of mantissa, as cupy.matmul does. The interpreter's lock is released, and
-    on a GPU the call returns before the work is done.
+    c held does not enter, NaN neither. The interpreter's lock is released, and on a GPU the call
+    returns before the work is done.
 
-    Any strides will do, and where every matrix has a unit stride nothing is copied: slices,
-    transposes, rows and columns. An a or b without one (a stride of 0 or below in each direction,
-    every second element, elements off their boundary, foreign byte order) is copied whole, and a
-    c without one is computed `PANEL_ROWS` rows at a time. c must not overlap a or b.
-
-    Shapes and types were checked before. Raises KernelError for extents of 2^31 or more.
+    Where every matrix has a unit stride nothing is copied: slices, transposes, rows and columns.
+    An a or b without one (strides of 0 or below, every second element, elements off their boundary,
+    foreign byte order) is copied whole, and a c without one is computed `PANEL_ROWS` rows at a
+    time. Shapes, types and overlap were checked before; extents of 2^31 are refused.
 
     >>> c = np.ones((2, 2))
     >>> gemm(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), c, alpha=2.0, beta=1.0)
@@ -58,19 +54,14 @@ def gemm(a: Array, b: Array, c: Array, alpha: float = 1.0, beta: float = 0.0) ->
             f"BLAS counts in 32 bits, extents up to {_LARGEST}, got {a.shape} @ {b.shape}; "
             f"multiply slices of it"
         )
-    if 0 in (*a.shape, *b.shape):
-        c[...] = beta * c if beta else 0
-        return
     if _leading(c) is None and _leading(c.T) is not None:
         a, b, c = b.T, a.T, c.T
     if _leading(c) is not None:
         x, y = _unit_stride(a, xp), _unit_stride(b, xp)
         turns = [_leading(each) is None for each in (x, y)]
         steps = [_leading(m.T if turn else m) for m, turn in zip((x, y), turns, strict=True)]
-        if xp is np:
-            _on_cpu(x, y, c, turns, [*steps, _leading(c)], alpha, beta)
-        else:
-            _on_gpu(x, y, c, turns, [*steps, _leading(c)], alpha, beta)
+        run = _on_cpu if xp is np else _on_gpu
+        run(x, y, c, turns, [*steps, _leading(c)], alpha, beta)
         return
     with on_device(c):
         scratch = xp.empty((min(PANEL_ROWS, c.shape[0]), c.shape[1]), c.dtype)
@@ -151,17 +142,11 @@ _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 
 
 def _on_gpu(
-    a: Array,
-    b: Array,
-    c: Array,
-    turns: list[bool],
-    steps: list[Any],
-    alpha: float,
-    beta: float,
+    a: Array, b: Array, c: Array, turns: list[bool], steps: list[Any], alpha: float, beta: float
 ) -> None:
-    cuda = array_namespace(c).cuda
+    cuda, double = array_namespace(c).cuda, c.dtype.name == "float64"
     # in the type that is summed in; the call reads them on the host before it returns
-    scalars = np.array([alpha, beta], np.float64 if c.dtype.name == "float64" else np.float32)
+    scalars = np.array([alpha, beta], np.float64 if double else np.float32)
     x, y, z = (
         (each.data.ptr, _CUDA_TYPES[each.dtype.name], step)
         for each, step in zip((a, b, c), steps, strict=True)
@@ -172,16 +157,6 @@ def _on_gpu(
             cuda.device.get_cublas_handle(),
             *map(int, turns),
             *(*c.shape, a.shape[1], by, *x, *y, plus, *z),
-            _compute_type(a.dtype.name, cuda.cublas),
+            cuda.cublas.CUBLAS_COMPUTE_64F if double else cuda.cublas.CUBLAS_COMPUTE_32F,
             cuda.cublas.CUBLAS_GEMM_DEFAULT,
         )
-
-
-def _compute_type(name: str, cublas: Any) -> int:
-    found: int = cublas.CUBLAS_COMPUTE_32F
-    if name == "float64":
-        found = cublas.CUBLAS_COMPUTE_64F
-    # the variable as cupy.matmul reads it
-    elif name == "float32" and os.environ.get("CUPY_TF32") == "1":
-        found = cublas.CUBLAS_COMPUTE_32F_FAST_TF32
-    return found

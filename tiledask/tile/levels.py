@@ -28,8 +28,7 @@ class TileTraffic:
     """What a tiled product of m x k by k x n moves between two levels of memory.
 
     Which levels depends on who holds the tile: a GPU's thread block loads from L2 into shared
-    memory, a NumPy tile from main memory into the cache. It is not the traffic of the device's
-    memory wherever a cache in between keeps tiles for its neighbours.
+    memory, a NumPy tile from main memory into the cache.
 
     >>> t = traffic(4096, 4096, 4096, tile=32, itemsize=4)
     >>> t
@@ -66,9 +65,8 @@ class TileTraffic:
     def intensity(self) -> float:
         """FLOP per byte of A and B loaded, over the whole product; C is not counted.
 
-        2 tm tn / ((tm + tn) itemsize) where the tile divides m and n, a function of the tile alone;
-        below it elsewhere. How the product around it was cut, over how many devices, and how large
-        it is, does not enter.
+        2 tm tn / ((tm + tn) itemsize) where the tile divides m and n: of the tile alone, however
+        the product around it was cut; below it elsewhere.
         """
         return self.flops / self.loaded
 
@@ -147,11 +145,10 @@ def as_tile(tile: int | Tile) -> Tile:
     >>> as_tile(32), as_tile((64, 64, 8))
     ((32, 32, 32), (64, 64, 8))
     """
-    extents = tuple(tile) if isinstance(tile, tuple | list) else (tile, tile, tile)
+    extents = tuple(tile) if isinstance(tile, tuple | list) else (tile,) * 3
     if len(extents) != 3:
         raise KernelError(
-            f"a tile has 3 extents (tm, tn, tk), got {len(extents)} in {tile!r}; "
-            f"write tile=32 or tile=(32, 32, 8)"
+            f"a tile has 3 extents (tm, tn, tk), got {len(extents)}: write tile=32 or (32, 32, 8)"
         )
     tm, tn, tk = (
         whole_number(name, extent, 1, error=KernelError)

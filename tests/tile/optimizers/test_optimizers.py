@@ -235,7 +235,7 @@ REFUSED = [
     (lambda: Adam(beta2=1.0), "beta2 is from 0 up to, not including, 1, got 1"),
     (lambda: SGD(nesterov=True), "momentum above 0 and no dampening, got 0"),
     (lambda: LossScale(0.5), "above 0, and its ceiling: 1 to .* got 0.5"),
-    (lambda: LossScale(backoff=1.0), "less than 1, got growth=2, interval=2000 and backoff=1"),
+    (lambda: LossScale(backoff=1.0), "less than 1, got growth=2, interval=2000, backoff=1"),
     (lambda: advance(STATE, SGD(), {"w": np.ones(1)}), "2 weights and no other, got 1; 'b' is"),
     (
         lambda: advance(STATE, SGD(), dict.fromkeys("wbc", np.ones(1))),

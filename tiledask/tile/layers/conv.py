@@ -52,18 +52,17 @@ class Windows:
         >>> windows(5, stride=2, padding=(0, (1, 1))).out((5, 8))
         (1, 3)
         """
-        found = []
-        axes = zip(("rows", "columns"), image, self.size, self.dilation, strict=True)
-        for (name, extent, size, dilation), sides in zip(axes, self.padding, strict=True):
-            reach, padded = (size - 1) * dilation + 1, extent + sum(sides)
+        rest = []
+        for i, axis in enumerate(("rows", "columns")):
+            reach = (self.size[i] - 1) * self.dilation[i] + 1
+            padded = image[i] + sum(self.padding[i])
             if reach > padded:
                 raise KernelError(
-                    f"a window fits into the padded image, got one of {reach} {name} (size {size}, "
-                    f"dilation {dilation}) and {extent} + {sum(sides)} {name}; use "
-                    f"{reach - padded} more of padding or a smaller window"
+                    f"a window fits into the padded image, got one of {reach} {axis} and an image "
+                    f"of {padded}; use {reach - padded} more of padding or a smaller window"
                 )
-            found.append(padded - reach)
-        return found[0] // self.stride[0] + 1, found[1] // self.stride[1] + 1
+            rest.append(padded - reach)
+        return rest[0] // self.stride[0] + 1, rest[1] // self.stride[1] + 1
 
     def unfold(self, x: Array, fill: float = 0.0) -> Array:
         """A view [a, kh, kw, oh, ow, z] of x [a, h, w, z] padded with ``fill``; only read it."""
@@ -93,11 +92,8 @@ class Windows:
 
 
 def windows(size: Pair, stride: Pair = 1, padding: Sides = 0, dilation: Pair = 1) -> Windows:
-    """`Windows` from integers or pairs. Raises KernelError for what is not positive.
-
-    Padding may differ on each side, for a device that has an image's upper rows and adds zeros
-    above only. Windows begin every ``stride``; rows and columns that no window reaches are left
-    out at the end.
+    """`Windows` from integers or pairs. Padding may differ on each side, for a device that has an
+    image's upper rows and adds zeros above only; what no window reaches is left out at the end.
 
     >>> windows(3, padding=((1, 0), (1, 1))).out((4, 4))
     (3, 4)
@@ -145,8 +141,7 @@ def conv2d(
 ) -> Array:
     """[n, o, oh, ow] for x [n, c, h, w], w [o, c/groups, kh, kw] and b [o], or no b.
 
-    ``padding`` adds zeros: an integer, (rows, columns), or ((above, below), (left, right)). Raises
-    KernelError for shapes that do not go together, and a window larger than the padded image.
+    ``padding`` adds zeros: an integer, (rows, columns), or ((above, below), (left, right)).
 
     >>> x = np.arange(9.0).reshape(1, 1, 3, 3)
     >>> conv2d(x, np.ones((1, 1, 2, 2)))[0].tolist()
@@ -154,8 +149,8 @@ def conv2d(
     """
     if not is_whole(groups, 1) or w.shape[0] % groups or w.shape[1] * groups != x.shape[1]:
         raise KernelError(
-            f"w is [out, channels of x / groups, rows, columns] and groups divide both channels, "
-            f"got w {w.shape}, {x.shape[1]} channels of x and groups={groups}"
+            f"w is [out, channels of x / groups, rows, columns], and groups divide both, got w "
+            f"{w.shape}, {x.shape[1]} channels of x and groups={groups}"
         )
     geometry = windows(w.shape[2:], stride, padding, dilation)
     shape = (w.shape[0], *geometry.out(x.shape[2:]), len(x))
@@ -233,8 +228,8 @@ def max_pool2d(
 ) -> tuple[Array, Array]:
     """The largest of each window [n, c, oh, ow], for x [n, c, h, w]; side by side without stride.
 
-    Padding never wins. Of equal elements the first does, and gets the whole gradient. Saves the
-    largest element's number in its window, row by row.
+    Padding never wins. Of equal elements the first does, and gets the whole gradient. Saves its
+    number in the window, row by row.
 
     >>> max_pool2d(np.arange(16.0).reshape(1, 1, 4, 4), 2)[0].tolist()
     [[[[5.0, 7.0], [13.0, 15.0]]]]
@@ -260,8 +255,7 @@ def max_pool2d_grad(dy: Array, winner: Array, image: tuple[int, int], **window: 
 def avg_pool2d(x: Array, size: Pair, stride: Pair | None = None, padding: Sides = 0) -> Array:
     """The mean of each window [n, c, oh, ow], for x [n, c, h, w]; side by side without stride.
 
-    Padding counts, as zeros, so that every window is divided by its size, as PyTorch does it by
-    default; TensorFlow divides by the elements that are inside of the image.
+    Padding counts, as zeros: every window is divided by its size, as PyTorch does it by default.
 
     >>> avg_pool2d(np.arange(16.0).reshape(1, 1, 4, 4), 2)[0].tolist()
     [[[[2.5, 4.5], [10.5, 12.5]]]]
@@ -269,7 +263,7 @@ def avg_pool2d(x: Array, size: Pair, stride: Pair | None = None, padding: Sides 
     geometry = _pooling(size, stride, padding)
     view = _unfolded(wide(x), geometry)
     # element by element of the window: several times faster than a sum over two axes of the view
-    parts = [view[:, i, j] for i in range(geometry.size[0]) for j in range(geometry.size[1])]
+    parts = [view[:, i, j] for i, j in np.ndindex(*geometry.size)]
     y = sum(parts[1:], start=parts[0]) / prod(geometry.size)
     return rounded(y.reshape(*x.shape[:2], *y.shape[1:]), x)
 
@@ -278,9 +272,9 @@ def avg_pool2d(x: Array, size: Pair, stride: Pair | None = None, padding: Sides 
 def avg_pool2d_grad(dy: Array, image: tuple[int, int], **window: Any) -> Array:
     """dx: each window's dy over its size, summed where windows overlap."""
     xp, geometry = array_namespace(dy), _pooling(**window)
-    n, c, oh, ow = dy.shape
-    each = wide(dy)[:, :, None] / prod(geometry.size)
-    return _folded(xp.broadcast_to(each, (n, c, prod(geometry.size), oh, ow)), dy, geometry, image)
+    (n, c, oh, ow), size = dy.shape, prod(geometry.size)
+    each = wide(dy)[:, :, None] / size
+    return _folded(xp.broadcast_to(each, (n, c, size, oh, ow)), dy, geometry, image)
 
 
 def _pooling(size: Pair, stride: Pair | None = None, padding: Sides = 0) -> Windows:
@@ -288,8 +282,7 @@ def _pooling(size: Pair, stride: Pair | None = None, padding: Sides = 0) -> Wind
     for extent, sides in zip(geometry.size, geometry.padding, strict=True):
         if max(sides) >= extent:
             raise KernelError(
-                f"a window holds some of the image, so padding is less than its size, got padding "
-                f"{max(sides)} and size {extent}"
+                f"padding is less than a window, got padding {max(sides)} and size {extent}"
             )
     return geometry
 

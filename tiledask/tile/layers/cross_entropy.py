@@ -14,10 +14,9 @@ m is a maximum and S, z_y - m and T are sums over classes, so devices that hold 
     logits_grad      each for its own columns
 
 Smoothing gives each of the V classes e/V, the target's included (Szegedy et al., CVPR 2016,
-section 7; so does PyTorch). tensor2tensor and Megatron give e/(V-1) to the other classes and 1 - e
-to the target: that is smoothing = e V/(V-1) here. V is the whole vocabulary: with that of one
-device the loss is wrong as soon as there are two. A target of ``ignore`` has no loss and no
-gradient.
+section 7; so does PyTorch). Megatron gives e/(V-1) to the other classes and 1 - e to the target:
+that is smoothing = e V/(V-1) here. V is the whole vocabulary. A target of ``ignore`` has no loss
+and no gradient.
 """
 
 from typing import Any
@@ -43,10 +42,8 @@ def cross_entropy(
     """(loss, saved) for logits [..., V] and targets [...]; the loss is a scalar array.
 
     The sum over tokens whose target is not ``ignore``, over ``count``: by default the number of
-    those tokens, which makes it their mean; 1 leaves the sum, and a micro-batch passes the number
-    of the whole batch. Of halves the loss is float32: near 10, bfloat16 has steps of 1/16.
-
-    Raises KernelError for targets outside of the vocabulary, and for a mean over no token.
+    those tokens, which makes it their mean; a micro-batch passes the number of the whole batch. Of
+    halves the loss is float32: near 10, bfloat16 has steps of 1/16.
 
     >>> import numpy as np
     >>> loss, _ = cross_entropy(np.zeros((2, 4)), np.array([3, -100]))
@@ -54,20 +51,21 @@ def cross_entropy(
     1.3863
     """
     check("logits:*v", {"logits": logits})
-    classes = RankPart(0, logits.shape[-1], logits.shape[-1])
+    vocabulary = logits.shape[-1]
     if targets.shape != logits.shape[:-1]:
         raise KernelError(
             f"there is a target for each token of the logits, got {targets.shape} for "
             f"{logits.shape}; reshape one"
         )
-    given: Saved = {"classes": classes, "smoothing": smoothing, "ignore": ignore}
-    maximum = largest_logit(logits)
-    sums = loss_sums(logits, targets, maximum, **given)
+    options: Saved = {"smoothing": smoothing, "ignore": ignore}
     if count is None:
-        count = count_targets(targets, classes.extent, smoothing, ignore)
-    given["count"] = count
-    arrays = {"logits": logits, "targets": targets, "maximum": maximum, "sums": sums}
-    return loss(sums, targets, **given), arrays | given
+        count = count_targets(targets, vocabulary, **options)
+    options["classes"] = RankPart(0, vocabulary, vocabulary)
+    maximum = largest_logit(logits)
+    sums = loss_sums(logits, targets, maximum, **options)
+    options["count"] = count
+    saved = {"logits": logits, "targets": targets, "maximum": maximum, "sums": sums}
+    return loss(sums, targets, **options), saved | options
 
 
 def cross_entropy_grad(dloss: float, saved: Saved) -> Array:
@@ -93,8 +91,8 @@ def count_targets(
     wrong = counted[(counted < 0) | (counted >= vocabulary)]
     if wrong.size:
         raise KernelError(
-            f"targets are 0 .. {vocabulary - 1}, or {ignore} for tokens without a loss, "
-            f"got {int(wrong[0])} ({wrong.size} of {targets.size} are outside)"
+            f"targets are 0 .. {vocabulary - 1}, or {ignore} for tokens without a loss, got "
+            f"{int(wrong[0])} ({wrong.size} of {targets.size} are outside)"
         )
     return int(counted.size)
 
@@ -119,8 +117,8 @@ def loss_sums(
 ) -> Array:
     """[2, ...] or, with smoothing, [3, ...]: the columns' parts of S, of z_y - m and of T.
 
-    The columns held here are the ``classes``; ``maximum`` [...] is that of all columns. The sum of
-    these arrays over the devices is what `loss` takes.
+    The columns held here are the ``classes``; ``maximum`` [...] is that of all. `loss` takes what
+    these add up to over the devices.
 
     >>> import numpy as np
     >>> z, y, m = np.zeros((1, 3)), np.array([4]), np.zeros(1)
@@ -148,11 +146,7 @@ def loss(
     smoothing: float = 0.0,
     ignore: int = IGNORE,
 ) -> Array:
-    """The loss, a scalar array, from what `loss_sums` of all devices add up to.
-
-    Each device gets the same number. ``count`` is `count_targets`, 1 for the sum, or the number of
-    tokens of the whole batch.
-    """
+    """The loss, a scalar array, from what `loss_sums` of all devices add up to."""
     check_count(count)
     exponentials, picked, *total = sums
     losses = array_namespace(sums).log(exponentials) - (1 - smoothing) * picked
@@ -176,8 +170,7 @@ def logits_grad(
 ) -> Array:
     """dlogits [..., n] of the columns held here; ``maximum`` and ``sums`` are of all columns.
 
-    Of halves it is computed in float32 and rounded once. Where 1 / count is too small for float16,
-    ``scale`` the loss.
+    Where 1 / count is too small for float16, ``scale`` the loss.
     """
     check_count(count)
     if not logits.shape[-1]:
@@ -200,9 +193,8 @@ def _counts(targets: Array, ignore: int) -> Array:
 
 
 def check_count(count: float) -> None:
-    """None; raises KernelError unless ``count`` is above 0."""
     if not count > 0:
         raise KernelError(
-            f"a loss is a sum over a count above 0, got {count}; if all targets are ignored there "
-            f"is no mean: pass count=1, or the count of the whole batch"
+            f"a loss is a sum over a count above 0, got {count}; if all targets are ignored, pass "
+            f"count=1, or the count of the whole batch"
         )
