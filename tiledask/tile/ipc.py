@@ -130,11 +130,11 @@ def _copy(first: int, part: Stretches, to: int, way: str, stream: Any = None) ->
 
     By default on a stream that does not wait for the kernels of others.
     """
-    cuda = namespace("cupy").cuda
-    stream, runtime = stream or cuda.Stream(non_blocking=True), cuda.runtime
-    kind, (starts, rows, pitch, width) = getattr(runtime, f"memcpy{way}"), part
     if not part.nbytes:
         return
+    cuda, (starts, rows, pitch, width) = namespace("cupy").cuda, part
+    stream, runtime = stream or cuda.Stream(non_blocking=True), cuda.runtime
+    kind = getattr(runtime, f"memcpy{way}")
     if rows > 1 and not width <= pitch <= _PITCH:
         starts, rows = (starts[:, None] + np.arange(rows) * pitch).ravel(), 1
     try:
@@ -142,9 +142,8 @@ def _copy(first: int, part: Stretches, to: int, way: str, stream: Any = None) ->
             if rows == 1:
                 runtime.memcpyAsync(to, first + start, width, kind, stream.ptr)
             else:
-                runtime.memcpy2DAsync(
-                    to, width, first + start, pitch, width, rows, kind, stream.ptr
-                )
+                lies = width, first + start, pitch, width, rows
+                runtime.memcpy2DAsync(to, *lies, kind, stream.ptr)
             to += rows * width
     finally:
         stream.synchronize()
@@ -171,9 +170,9 @@ class Opened:
     def copy(self, pid: int, shared: Shared, part: Stretches, into: Array) -> None:
         """Fill the start of ``into`` (uint8) with ``part`` of what process ``pid`` shares.
 
-        Returns when that is done; nothing else may use ``into`` meanwhile, nor work that was
-        begun before. Raises Unreachable if the memory cannot be opened, one of `failures` if the
-        copy fails, and InterruptedError if `close` came first.
+        Returns when that is done; nothing else may use ``into`` meanwhile. Raises Unreachable if
+        the memory cannot be opened, one of `failures` if the copy fails, and InterruptedError if
+        `close` came first.
         """
         with self._lock, into.device:
             if self._over:
@@ -187,27 +186,25 @@ class Opened:
         self._over = True
         if self._lock.acquire(timeout=timeout):
             try:
-                while self._at:
-                    self._close_oldest()
+                self._close_all_but(0)
             finally:
                 self._lock.release()
 
     def _open(self, pid: int, shared: Shared) -> int:
         key = pid, shared.handle
         if key not in self._at:
-            while len(self._at) >= MOST_OPEN:
-                self._close_oldest()
+            self._close_all_but(MOST_OPEN - 1)
             try:
                 at = namespace("cupy").cuda.runtime.ipcOpenMemHandle(shared.handle)
             except failures() as error:
-                raise Unreachable(
-                    f"GPU memory of process {pid} cannot be opened here ({error})"
-                ) from None
+                said = f"GPU memory of process {pid} cannot be opened here ({error})"
+                raise Unreachable(said) from None
             self._at[key] = at
         self._at.move_to_end(key)
         return self._at[key]
 
-    def _close_oldest(self) -> None:
-        _, at = self._at.popitem(last=False)
-        with contextlib.suppress(*failures()):  # of a GPU that no call reaches any more
-            namespace("cupy").cuda.runtime.ipcCloseMemHandle(at)
+    def _close_all_but(self, count: int) -> None:
+        while len(self._at) > count:
+            _, at = self._at.popitem(last=False)
+            with contextlib.suppress(*failures()):  # of a GPU that no call reaches any more
+                namespace("cupy").cuda.runtime.ipcCloseMemHandle(at)

@@ -46,16 +46,11 @@ class Pool:
     """  # noqa: E501
 
     def __init__(self, capacity: float = float("inf"), backend: str = "numpy") -> None:
-        self.capacity = capacity
-        """Bytes; no limit if infinite."""
-        self.xp = namespace(backend)
-        self.moment = ALWAYS
-        self._held: Counter[str] = Counter()
-        """Bytes now, by tensor class."""
-        self._known: set[int] = set()
-        """Arrays that are counted, by their id."""
-        self._fullest: dict[str, Counter[str]] = {}
-        """What was held when it was most, by moment."""
+        self.capacity = capacity  # Bytes; no limit if infinite
+        self.xp, self.moment = namespace(backend), ALWAYS
+        self._held: Counter[str] = Counter()  # Bytes now, by tensor class
+        self._known: set[int] = set()  # Arrays that are counted, by their id
+        self._fullest: dict[str, Counter[str]] = {}  # What was held when it was most, by moment
 
     @property
     def held(self) -> int:
@@ -159,10 +154,7 @@ class Pool:
     def _refused(self, tensor: str, nbytes: int, why: str) -> Refused:
         of = f" of {format_bytes(self.capacity)}" if self.capacity < float("inf") else ""
         when = "at the start" if self.moment == ALWAYS else f"({self.moment})"
-        needed = self.held + nbytes
-        error = Refused(
-            f"{format_bytes(nbytes)} of {tensor} {when}: {format_bytes(self.held)} held + "
-            f"{format_bytes(nbytes)} = {format_bytes(needed)}{of}, {why}"
-        )
-        error.needed = needed
+        held, more, needed = map(format_bytes, (self.held, nbytes, self.held + nbytes))
+        error = Refused(f"{more} of {tensor} {when}: {held} held + {more} = {needed}{of}, {why}")
+        error.needed = self.held + nbytes
         return error

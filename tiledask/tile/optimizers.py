@@ -192,8 +192,8 @@ class LossScale:
       [gradients of a loss]  -- times scale -->  [gradients]        moved to the right, all alike
 
     `after` each step comes the next scale. A dynamic one grows until something overflows, skips
-    that step, and comes back by half: it stays just below what overflows. Micikevicius et al.
-    2018, arXiv:1710.03740, sections 3.2 and 4. The numbers are those of torch.amp.GradScaler.
+    that step, and comes back by half. Micikevicius et al. 2018, arXiv:1710.03740, sections 3.2 and
+    4; the numbers are those of torch.amp.GradScaler.
 
     >>> scale = LossScale(1024.0, interval=2)
     >>> scale = scale.after(finite=False)
@@ -280,9 +280,7 @@ def guarded(
 
 
 def unscaled(grads: Mapping[str, Array], scale: float) -> Arrays:
-    """Gradients of the loss itself; halves become float32.
-
-    Widened first and divided then: the other way round what was saved is lost again.
+    """Gradients of the loss itself; halves become float32 first: they could not hold the quotient.
 
     >>> g = (np.float32(1e-8) * np.float32(2**16)).astype(np.float16)
     >>> f"{unscaled({'w': g.reshape(1)}, 2**16)['w'][0]:.4g}"
@@ -304,9 +302,9 @@ def update(
 ) -> Arrays:
     """The new ``states`` of an array after step ``t``, each rounded to its own element type.
 
-    ``states`` has by tensor class its weights, and as far as they are kept masters, moments and
-    fp32 gradients. The gradient ``g`` is of ``scale`` times the loss, and is multiplied with
-    ``factor``. Halves are computed in float32, as a fused kernel does.
+    ``states``: by tensor class its weights, and as far as they are kept masters, moments and fp32
+    gradients. ``g`` is of ``scale`` times the loss, and is multiplied with ``factor``. Halves are
+    computed in float32.
 
     >>> update(SGD(rate=1.0), {"weights": np.ones(1)}, np.array([8.0]), 1, factor=0.5, scale=16)
     {'weights': array([0.75])}
