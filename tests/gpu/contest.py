@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +37,8 @@ LIMITS: dict[str, Callable[[int], float]] = {
 Rounding C to a half costs about 0.4 of its unit roundoff, 2^-9 or 2^-12; a sum of k random terms in
 float32 about the square root of k times 2^-24. TF32 in its place is a hundred times over the limit.
 """
+BURST = 0.010
+"""Seconds of products in a burst on a GPU, about."""
 Run = Callable[[int], object]
 """Computes set number i into its place for C; on a GPU without waiting for it."""
 
@@ -48,10 +50,8 @@ class Gemm:
     m: int
     n: int
     k: int
-    precision: str
-    """A key of LIMITS."""
-    orders: str = "CC"
-    """How A and B lie: "C" by rows, "F" by columns. The result lies by rows."""
+    precision: str  # A key of LIMITS
+    orders: str = "CC"  # How A and B lie: "C" by rows, "F" by columns; the result lies by rows
 
     @property
     def dtype(self) -> Any:
@@ -82,8 +82,7 @@ def operands(work: Gemm, arrays: str, seed: int) -> tuple[Any, Any, Any]:
     xp = namespace(arrays)
     rng, found = xp.random.default_rng(seed), []
     for shape, order in zip(((work.m, work.k), (work.k, work.n)), work.orders, strict=True):
-        lies = shape if order == "C" else shape[::-1]
-        wide = rng.standard_normal(lies, dtype=accumulator(work.dtype))
+        wide = rng.standard_normal(shape[:: 1 if order == "C" else -1], accumulator(work.dtype))
         x = wide.astype(work.dtype, copy=False)
         found.append(x if order == "C" else x.T)
     return found[0], found[1], xp.empty((work.m, work.n), work.dtype)
@@ -103,10 +102,8 @@ def reference(a: Any, b: Any, arrays: str, seed: int, stride: int = 128) -> tupl
 
 
 def error_of(out: Any, right: tuple[Any, Any], arrays: str) -> float:
-    """||out - reference|| / ||reference|| over the rows of the reference.
-
-    NaN if any element of ``out`` is no number, in whatever row: it was poisoned before.
-    """
+    """||out - reference|| / ||reference|| over the rows of the reference; NaN if any element of
+    ``out`` is no number, in whatever row: it was poisoned before."""
     xp, (rows, values) = namespace(arrays), right
     step = max(1, 2**24 // out.shape[1])
     for i in range(0, out.shape[0], step):
@@ -134,34 +131,24 @@ def release(arrays: str) -> None:
 # -- the clock -------------------------------------------------------------------------------------
 
 
-class Burst(NamedTuple):
-    """How an implementation is timed."""
-
-    products: int
-    sets: int
-    """They are taken in turn."""
-    fills: int = 0
-    """Of memory, before: until they are done, a GPU cannot begin."""
-
-
 class CpuClock:
-    """Wall-clock time on NumPy arrays."""
+    """Wall-clock time on NumPy arrays. A plan is (products of a burst, fills before it)."""
 
     def sets_of(self, work: Gemm) -> int:
         """How many sets of operands are taken in turn."""
         return 2
 
-    def plan(self, run: Run, sets: int) -> Burst:
+    def plan(self, run: Run, sets: int) -> tuple[int, int]:
         """How ``run`` is to be timed, after some products that warmed up."""
-        self.burst(run, Burst(sets, sets))
-        return Burst(sets, sets)
+        self.burst(run, sets, sets)
+        return sets, 0
 
-    def burst(self, run: Run, plan: Burst) -> tuple[float, float]:
+    def burst(self, run: Run, sets: int, products: int, fills: int = 0) -> tuple[float, float]:
         """Mean seconds of a product: until it is done, and until the call returns."""
         begun = time.perf_counter()
-        for i in range(plan.products):
-            run(i % plan.sets)
-        took = (time.perf_counter() - begun) / plan.products
+        for i in range(products):
+            run(i % sets)
+        took = (time.perf_counter() - begun) / products
         return took, took
 
     def wait(self) -> None:
@@ -171,15 +158,12 @@ class CpuClock:
 class GpuClock(CpuClock):
     """CUDA's events on CuPy's current stream."""
 
-    BURST = 0.010
-    """Seconds of products in a burst, about."""
-
     def __init__(self) -> None:
         self.cp = cp = namespace("cupy")
         self.l2 = int(cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["l2CacheSize"])
         self.memory = cp.empty(min(2**30, self._free() // 16), "u1")
         for _ in range(2):
-            self.fill_seconds = self.burst(lambda _: self.memory.fill(0), Burst(8, 1))[0]
+            self.fill_seconds = self.burst(lambda _: self.memory.fill(0), 1, 8)[0]
 
     def sets_of(self, work: Gemm) -> int:
         """As many as are together four times what L2 holds."""
@@ -191,25 +175,24 @@ class GpuClock(CpuClock):
             raise KernelError(f"{sets} sets of operands need {need}, {free} of this GPU are free")
         return int(sets)
 
-    def plan(self, run: Run, sets: int) -> Burst:
-        once, launch = self.burst(run, Burst(sets, sets, 1))
-        if once < self.BURST:  # clocks rise, and code paths of the host are warm only now
-            once, launch = self.burst(run, Burst(4 * sets, sets, 1))
+    def plan(self, run: Run, sets: int) -> tuple[int, int]:
+        once, launch = self.burst(run, sets, sets, 1)
+        if once < BURST:  # clocks rise, and code paths of the host are warm only now
+            once, launch = self.burst(run, sets, 4 * sets, 1)
         # at most 64: with the fills fewer than a stream takes before its caller waits
-        products = sets * max(1, min(64 // sets, round(self.BURST / once / sets)))
+        products = sets * max(1, min(64 // sets, round(BURST / once / sets)))
         # twice as long as it takes to ask for all of them
-        fills = 1 + round(2 * products * launch / self.fill_seconds + 0.5)
-        return Burst(products, sets, min(256, fills))
+        return products, min(256, 1 + round(2 * products * launch / self.fill_seconds + 0.5))
 
-    def burst(self, run: Run, plan: Burst) -> tuple[float, float]:
+    def burst(self, run: Run, sets: int, products: int, fills: int = 0) -> tuple[float, float]:
         begin, end = self.cp.cuda.Event(), self.cp.cuda.Event()
-        for _ in range(plan.fills):
+        for _ in range(fills):
             self.memory.fill(0)
         begin.record()
-        _, launch = super().burst(run, plan)
+        _, launch = super().burst(run, sets, products)
         end.record()
         end.synchronize()
-        return self.cp.cuda.get_elapsed_time(begin, end) / 1e3 / plan.products, launch
+        return self.cp.cuda.get_elapsed_time(begin, end) / 1e3 / products, launch
 
     def wait(self) -> None:
         self.cp.cuda.get_current_stream().synchronize()
@@ -231,52 +214,48 @@ def contest(
     Raises what broke the device, if anything did.
     """
     release(arrays)
-    clock = GpuClock() if arrays == "cupy" else CpuClock()
+    clock, xp, library = GpuClock() if arrays == "cupy" else CpuClock(), namespace(arrays), LIBRARY
     sets = [operands(work, arrays, seed) for seed in range(clock.sets_of(work))]
     right = [reference(a, b, arrays, seed) for seed, (a, b, _) in enumerate(sets)]
-    rows, runs = dict[str, dict[str, Any]](), dict[str, Run]()
-    for name in (LIBRARY[arrays], *names):
-        row: dict[str, Any] = {"work": str(work), "way": name, "kernel": name, **asdict(work)}
-        rows[name] = row | {"dtype": work.dtype.name, "state": "timed", "why": ""}
-        run, why = _implementation(name, work, sets, arrays)
-        if why:
-            rows[name] |= {"state": "skipped", "why": why}
-            continue
-        try:
-            error = _largest_error(run, sets, right, clock, arrays)
-        except Exception as failure:  # libraries and drivers raise all sorts of things
-            clock.wait()  # raises again where the device is of no use any more
-            rows[name] |= {"state": "failed", "why": f"{type(failure).__name__}: {failure}"[:300]}
-            continue
-        rows[name] |= {"error": error, "error limit": work.limit}
-        if error <= work.limit:
-            runs[name] = run
+
+    def product(name: str) -> Run:
+        if name == library[arrays]:  # float32 as long as CUPY_TF32 is not set
+            return lambda i: xp.matmul(*sets[i][:2], out=sets[i][2])
+        return lambda i: matmul(*sets[i][:2], name, out=sets[i][2])
+
+    rows, runs = [], dict[str, Run]()
+    for name in (library[arrays], *names):
+        run, state, why, error = product(name), "timed", "", float("nan")
+        if name in kernels and kernels[name].why_not:
+            state, why = "skipped", kernels[name].why_not
         else:
-            rows[name] |= {"state": "wrong", "why": f"a relative error of {error:.2g}"}
+            try:
+                error = _largest_error(run, sets, right, clock, arrays)
+            except Exception as failure:  # libraries and drivers raise all sorts of things
+                clock.wait()  # raises again where the device is of no use any more
+                state, why = "failed", f"{type(failure).__name__}: {failure}"[:300]
+            else:
+                if error <= work.limit:
+                    runs[name] = run
+                else:
+                    state, why = "wrong", f"a relative error of {error:.2g}"
+        row = {"work": str(work), "way": name, "kernel": name, **asdict(work), "state": state}
+        rows.append({**row, "why": why, "error": error, "error limit": work.limit})
     plans = {name: clock.plan(run, len(sets)) for name, run in runs.items()}
     bursts: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     rng = np.random.default_rng(0)
     for _ in range(rounds):
         for name in rng.permutation(list(runs)).tolist():
-            bursts[name].append(clock.burst(runs[name], plans[name]))
-    base = [took for took, _ in bursts.get(LIBRARY[arrays], ())]
-    for name, taken in bursts.items():
-        rows[name] |= _measures(work, taken, base)
-    return list(rows.values())
-
-
-def _implementation(name: str, work: Gemm, sets: Sequence[Any], arrays: str) -> tuple[Run, str]:
-    """(what computes one of ``sets``, why it cannot run here): the library's own product, or a
-    kernel of ours."""
-    xp = namespace(arrays)
-    if name == LIBRARY[arrays]:  # float32 as long as CUPY_TF32 is not set
-        return lambda i: xp.matmul(*sets[i][:2], out=sets[i][2]), ""
-
-    def run(i: int) -> object:
-        a, b, out = sets[i]
-        return matmul(a, b, name, out=out)
-
-    return run, kernels[name].why_not
+            bursts[name].append(clock.burst(runs[name], len(sets), *plans[name]))
+    for row in rows:
+        if taken := bursts.get(row["way"]):
+            seconds, launch = map(list, zip(*taken, strict=True))
+            middle = median(seconds)
+            row |= {"rounds": rounds, "all seconds": seconds, "launch": median(launch)}
+            row |= {"seconds": middle, "TFLOP/s": work.flops / middle / 1e12}
+            if "seconds" in rows[0]:
+                row["ratio"] = rows[0]["seconds"] / middle
+    return rows
 
 
 def _largest_error(
@@ -289,24 +268,3 @@ def _largest_error(
         clock.wait()
         errors.append(error_of(out, right[i], arrays))
     return float(np.max(errors))  # NaN if one is
-
-
-def _measures(
-    work: Gemm, taken: Sequence[tuple[float, float]], base: Sequence[float]
-) -> dict[str, Any]:
-    """Seconds of the bursts, and how much faster they are than ``base``: the ratio of the medians,
-    and of round by round the quartiles."""
-    seconds = [each for each, _ in taken]
-    middle = median(seconds)
-    found = {
-        **{"rounds": len(seconds), "all seconds": seconds, "launch": median(x for _, x in taken)},
-        **{"seconds": middle, "min": min(seconds), "median": middle, "max": max(seconds)},
-        "TFLOP/s": work.flops / middle / 1e12,
-    }
-    if not base:
-        return found
-    each = [b / x for b, x in zip(base, seconds, strict=True)]
-    names = ("least", "lower quartile", "upper quartile", "largest")
-    quantiles = map(float, np.quantile(each, (0, 0.25, 0.75, 1)))
-    ratio = median(base) / middle
-    return {**found, "ratio": ratio, **dict(zip(names, quantiles, strict=True))}

@@ -8,7 +8,7 @@ NaN NaN NaN NaN NaN NaN
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.product import matmul
 from tiledask.tile.table import lookup
 
-__all__ = ["OURS", "GemmCase", "ProductError", "Variant", "check", "differing", "variants"]
+__all__ = ["OURS", "GemmCase", "ProductError", "Variant", "check", "variants"]
 
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 """Unit roundoff of what C is stored in."""
@@ -40,21 +40,16 @@ class GemmCase:
     m: int
     n: int
     k: int
-    layouts: str = "CCC"
-    """Of a, b and C: "C" rows lie together, "F" columns, "S" neither."""
+    layouts: str = "CCC"  # Of a, b and C: "C" rows lie together, "F" columns, "S" neither
     dtype: str = "float32"
-    out_dtype: str = ""
-    """The operands' if empty."""
-    margin: int = 8
-    """Elements of NaN before and after each line; 8 keep the alignment of halves, 1 does not."""
+    out_dtype: str = ""  # The operands' if empty
+    margin: int = 8  # NaN before and after each line; 8 keep the alignment of halves, 1 does not
     alpha: float = 1.0
     beta: float = 0.0
     bias: bool = False
-    bias_own: bool = False
-    """Whether it is of the operands' type, and not of that which is summed in."""
+    bias_own: bool = False  # Whether it is of the operands' type, not of that which is summed in
     gelu: bool = False
-    before: bool = False
-    """Whether what enters the activation is stored too."""
+    before: bool = False  # Whether what enters the activation is stored too
     seed: int = 0
 
     def __str__(self) -> str:
@@ -76,14 +71,10 @@ class GemmCase:
 class ProductError:
     """The element of a product that rounding explains least."""
 
-    error: float
-    """|C - float64's|; infinite if it is no number."""
-    limit: float
-    """What rounding explains there."""
-    where: tuple[int, ...]
-    """Its indices."""
-    outside: int = 0
-    """Elements around C (or around what entered the activation) that were written."""
+    error: float  # |C - float64's|; infinite if it is no number
+    limit: float  # What rounding explains there
+    where: tuple[int, ...]  # Its indices
+    outside: int = 0  # Elements written around C, or around what entered the activation
 
     @property
     def right(self) -> bool:
@@ -92,107 +83,77 @@ class ProductError:
     def __str__(self) -> str:
         place = ", ".join(map(str, self.where))
         text = f"C[{place}] is {self.error:.2g} from float64, rounding explains {self.limit:.2g}"
-        more = f"; {self.outside} elements outside of C were written"
-        return text + (more if self.outside else "")
+        return text + f"; {self.outside} elements outside of C were written" * bool(self.outside)
 
 
 def check(run: Product, case: GemmCase, xp: Any = np, empty: Empty | None = None) -> ProductError:
-    """Compare what ``run`` leaves with the same product in float64.
+    """Compare what ``run`` leaves with the same product in float64."""
+    empty, rng = empty or xp.empty, np.random.default_rng(case.seed)
+    dtype, stored = as_dtype(case.dtype), as_dtype(case.out_dtype or case.dtype)
+    a, b, c = (
+        rng.standard_normal(shape).astype(kind)
+        for shape, kind in (
+            ((case.m, case.k), dtype), ((case.k, case.n), dtype), ((case.m, case.n), stored)
+        )
+    )  # fmt: skip
+    bias, lent = None, None
+    if case.bias:
+        bias = rng.standard_normal(case.n).astype(dtype if case.bias_own else accumulator(dtype))
+        lent = empty(bias.shape, bias.dtype)
+        bits(lent)[...] = xp.asarray(bits(bias))
+    (_, x), (_, y), *results = (
+        _embedded(values, layout, case.margin, xp, empty)
+        for values, layout in zip((a, b, c, c), case.layouts + case.layouts[2], strict=True)
+    )
+    results = results[: 1 + case.before]
+    for n, (_, view) in enumerate(results):  # C holds what enters, or NaN: then it must not matter
+        if n or not case.beta:
+            bits(view)[...] = _ones(view)
+    out, before = [view for _, view in results] + [None] * (not case.before)
+    run(x, y, out, Epilogue(case.alpha, case.beta, lent, "gelu" if case.gelu else None, before))
+    expected = _expected(case, a, b, c, bias)
+    found = [_worst(out, *expected[case.gelu], stored.name)]
+    found += [_worst(before, *expected[0], stored.name)] if case.before else []
+    worst = max(found, key=lambda each: each.error / each.limit)
+    outside = 0
+    for around, view in results:
+        bits(view)[...] = _ones(view)
+        outside += int((bits(around) != _ones(around)).sum())
+    return replace(worst, outside=outside)
+
+
+def _expected(case: GemmCase, a: Any, b: Any, c: Any, bias: Any) -> list[tuple[Any, Any]]:
+    """(float64's, what rounding explains) of what enters the activation, and of what leaves it.
 
     Each of k products and sums is rounded once (Higham, Accuracy and Stability of Numerical
-    Algorithms, section 3.1), and C once when it is stored; that much error is explained.
+    Algorithms, section 3.1), and C once when it is stored.
     """
-    laid = _Operands(case, xp, empty)
-    laid.run(run)
-    a, b = (x.astype("f8") for x in (laid.a, laid.b))
+    a, b = a.astype("f8"), b.astype("f8")
     exact, scale = case.alpha * (a @ b), abs(case.alpha) * (abs(a) @ abs(b))
-    for term in (case.beta * laid.c.astype("f8") if case.beta else 0.0, laid.bias):
+    for term in (case.beta * c.astype("f8") if case.beta else 0.0, 0.0 if bias is None else bias):
         term = np.asarray(term, "f8")
         exact, scale = exact + term, scale + abs(term)
     unit = EPS["float64" if case.dtype == "float64" else "float32"]
     explained = 2 * (case.k + 8) * unit * scale  # two: what it is compared with errs too
-    stored, found = laid.c.dtype.name, []
-    if laid.before is not None:
-        found.append(_worst(laid.before[1], exact, explained, stored))
-    if case.gelu:
-        inner = np.sqrt(2 / np.pi) * (exact + 0.044715 * exact**3)
-        exact = 0.5 * exact * (1 + np.tanh(inner))
-        explained = 1.2 * explained + 16 * unit * (1 + abs(exact))  # its slope is below 1.13; tanhf
-    found.append(_worst(laid.out[1], exact, explained, stored))
-    worst = max(found, key=lambda each: each.error / each.limit)
-    return ProductError(worst.error, worst.limit, worst.where, laid.written_outside())
+    inner = np.sqrt(2 / np.pi) * (exact + 0.044715 * exact**3)
+    bent = 0.5 * exact * (1 + np.tanh(inner))
+    # its slope is below 1.13; tanhf
+    return [(exact, explained), (bent, 1.2 * explained + 16 * unit * (1 + abs(bent)))]
 
 
-def differing(
-    run: Product, case: GemmCase, times: int, xp: Any = np, empty: Empty | None = None
-) -> int:
-    """Count the further runs on the same operands, of ``times``, whose C differs in a bit.
-
-    Each element is summed in an order of its own, so that none may.
-    """
-    laid = _Operands(case, xp, empty)
-
-    def once() -> Any:
-        laid.run(run)
-        return xp.array(bits(laid.out[1]))
-
-    first = once()
-    return sum(not bool((once() == first).all()) for _ in range(times))
-
-
-class _Operands:
-    """The operands of a case, each in the middle of NaN: (the array around, a view into it)."""
-
-    def __init__(self, case: GemmCase, xp: Any, empty: Empty | None) -> None:
-        self.case, self.xp, self.empty = case, xp, empty or xp.empty
-        rng = np.random.default_rng(case.seed)
-        dtype, out_dtype = as_dtype(case.dtype), as_dtype(case.out_dtype or case.dtype)
-        self.a = rng.standard_normal((case.m, case.k)).astype(dtype)
-        self.b = rng.standard_normal((case.k, case.n)).astype(dtype)
-        self.c = rng.standard_normal((case.m, case.n)).astype(out_dtype)
-        self.views = [self._embed(self.a, case.layouts[0])[1],
-                      self._embed(self.b, case.layouts[1])[1]]  # fmt: skip
-        self.out = self._embed(self.c, case.layouts[2])
-        self.before = self._embed(self.c, case.layouts[2]) if case.before else None
-        self.bias: Any = 0.0
-        self.lent_bias: Any = None
-        if case.bias:
-            wide = accumulator(case.dtype)
-            self.bias = rng.standard_normal(case.n).astype(dtype if case.bias_own else wide)
-            self.lent_bias = self.empty(self.bias.shape, self.bias.dtype)
-            bits(self.lent_bias)[...] = xp.asarray(bits(self.bias))
-
-    def _embed(self, values: Any, layout: str) -> tuple[Any, Any]:
-        if layout == "F":
-            around, view = self._embed(values.T, "C")
-            return around, view.T
-        rows, columns = values.shape
-        margin, step = self.case.margin, 2 if layout == "S" else 1
-        boundary = 16 // values.itemsize  # lines start on one, if the margin is one
-        line = -(-columns * step // boundary) * boundary + 2 * margin
-        around = self.empty((rows + 3, line), values.dtype)
-        bits(around)[...] = _ones(around)
-        view = around[1 : 1 + rows, margin : margin + columns * step : step]
-        bits(view)[...] = self.xp.asarray(bits(values))
-        return around, view
-
-    def run(self, run: Product) -> None:
-        """C holds what enters, or NaN: then it must not matter."""
-        case, view = self.case, self.out[1]
-        bits(view)[...] = self.xp.asarray(bits(self.c)) if case.beta else _ones(view)
-        before = None if self.before is None else self.before[1]
-        if before is not None:
-            bits(before)[...] = _ones(before)
-        gelu = "gelu" if case.gelu else None
-        run(*self.views, view, Epilogue(case.alpha, case.beta, self.lent_bias, gelu, before))
-
-    def written_outside(self) -> int:
-        """Elements around the results that are not what they were; the results are lost."""
-        found = 0
-        for around, view in filter(None, (self.out, self.before)):
-            bits(view)[...] = _ones(view)
-            found += int((bits(around) != _ones(around)).sum())
-        return found
+def _embedded(values: Any, layout: str, margin: int, xp: Any, empty: Empty) -> tuple[Any, Any]:
+    """(an array of NaN, the view in its middle that holds ``values``)."""
+    if layout == "F":
+        around, view = _embedded(values.T, "C", margin, xp, empty)
+        return around, view.T
+    (rows, columns), step = values.shape, 2 if layout == "S" else 1
+    boundary = 16 // values.itemsize  # lines start on one, if the margin is one
+    line = -(-columns * step // boundary) * boundary + 2 * margin
+    around = empty((rows + 3, line), values.dtype)
+    bits(around)[...] = _ones(around)
+    view = around[1 : 1 + rows, margin : margin + columns * step : step]
+    bits(view)[...] = xp.asarray(bits(values))
+    return around, view
 
 
 def _ones(x: Any) -> Any:
@@ -224,8 +185,7 @@ class Variant:
     """A kernel with a tile, for one type."""
 
     kernel: str
-    tile: Any
-    """None for a kernel without one."""
+    tile: Any  # None for a kernel without one
     dtype: str
 
     def __str__(self) -> str:
