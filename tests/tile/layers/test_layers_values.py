@@ -6,7 +6,6 @@ Holds `tiledask.tile.layers.attention`, `tiledask.tile.layers.composites`,
 `tiledask.tile.layers.operands`.
 """
 
-import itertools
 import math
 
 import numpy as np
@@ -18,7 +17,6 @@ from oracles.gradients import assert_transpose, draw
 from tiledask.errors import KernelError
 from tiledask.tile import as_dtype, to_numpy
 from tiledask.tile import layers as L
-from tiledask.tile.layers.by_name import KERNELS, RankPart
 
 HALVES = ["float16", "bfloat16"]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,29 +73,6 @@ def test_angles_of_far_positions_are_right_in_float32():
     )
     assert found.sin.dtype == np.float32
     assert abs(found.sin - exact.sin).max() < 1e-7
-
-
-@pytest.mark.parametrize("kv_of", [(0, 0, 1, 1), (0, 1, 1, 1)])
-def test_an_attention_layer_is_its_projections(kv_of):
-    """Equally many query heads by a kv head, as it is by default; or as a device holds them."""
-    heads, s = L.Heads(4, 2, 3, () if kv_of == (0, 0, 1, 1) else kv_of), 4
-    shapes = L.self_attention_parameters(5, heads, bias=True)
-    w = dict(zip(shapes, draw(*(p.shape for p in shapes.values())), strict=True))
-    (x,) = draw((2, s, 5), seed=1)
-    angles = L.rotary_angles(np.arange(2, 2 + s), 2, dtype="float64")
-
-    def head(name, h):
-        columns = slice(3 * h, 3 * h + 3)
-        part = x @ w[f"w{name}"][:, columns] + w[f"b{name}"][columns]
-        return part if name == "v" else L.rotate(part, angles)[0]
-
-    q, k, v = (
-        np.stack([head(n, h) for h in range(count)], 1)
-        for n, count in (("q", 4), ("k", 2), ("v", 2))
-    )
-    c = attention_by_loops(q, k, v, kv_of)
-    expected = w["bo"] + sum(c[:, h] @ w["wo"][3 * h : 3 * h + 3] for h in range(4))
-    np.testing.assert_allclose(L.self_attention(x, w, heads, angles)[0], expected, rtol=1e-12)
 
 
 # -- matrices side by side -------------------------------------------------------------------------
@@ -252,20 +227,6 @@ def test_a_device_may_hold_no_token_or_no_channel(xp):
 # -- embedding -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cuts", [(0, 11), (0, 5, 11), (0, 1, 2, 10, 11)])
-def test_devices_with_some_rows_add_up(cuts):
-    table, tokens = draw((11, 3), seed=1)[0], np.random.default_rng(2).integers(0, 11, (4, 6))
-    y, saved = L.embedding(tokens, table, vocabulary=11)
-    dy = draw(y.shape, seed=1)[0]
-    whole, hot = L.embedding_grad(dy, saved), tokens.ravel() == np.arange(11)[:, None]
-    np.testing.assert_array_equal(y, table[tokens])
-    np.testing.assert_allclose(whole, hot @ dy.reshape(-1, 3), atol=1e-14)
-    parts = [L.embedding(tokens, table[a:b], a) for a, b in itertools.pairwise(cuts)]
-    np.testing.assert_array_equal(sum(y for y, _ in parts), y)  # one term is not zero: exact
-    grads = [L.embedding_grad(dy, saved) for _, saved in parts]
-    np.testing.assert_array_equal(np.concatenate(grads), whole)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_terms_of_a_row_are_added_in_one_order_everywhere(xp, dtype):
     """On a GPU the bits are the host's: atomic additions would come in any order."""
@@ -308,38 +269,6 @@ def test_cross_entropy_by_definition(smoothing, count):
     loss, _ = L.cross_entropy(logits, targets, smoothing, count=count)
     expected = loss_by_loops(logits, targets, smoothing, count)
     assert float(loss) == pytest.approx(expected, rel=1e-13)
-
-
-@given(
-    st.integers(1, 5), st.integers(0, 99), st.sampled_from([0.0, 0.2]), st.sets(st.integers(0, 13))
-)
-@settings(max_examples=80, deadline=None)
-def test_devices_with_some_classes_get_the_loss_of_one(tokens, seed, smoothing, cuts):
-    vocabulary, rng = max(cuts, default=0) or 1, np.random.default_rng(seed)
-    logits = 30 * rng.standard_normal((tokens, vocabulary))
-    targets = rng.integers(0, vocabulary, tokens)
-    targets[1:2] = -100
-    loss, saved = L.cross_entropy(logits, targets, smoothing)
-    parts = [
-        RankPart(a, b, vocabulary) for a, b in itertools.pairwise(sorted({0, vocabulary, *cuts}))
-    ]
-    local = [logits[:, part.here] for part in parts]
-    maximum = np.max([KERNELS["largest_logit"](z) for z in local], axis=0)
-    options, both = {"smoothing": smoothing}, list(zip(local, parts, strict=True))
-    sums = sum(
-        KERNELS["loss_sums"](z, targets, maximum, classes=part, **options) for z, part in both
-    )
-    options["count"] = L.count_targets(targets, vocabulary)
-    for part in parts:
-        found = KERNELS["loss"](sums, targets, classes=part, **options)
-        assert float(found) == pytest.approx(float(loss), rel=1e-12, abs=1e-12)
-    grads = [
-        KERNELS["logits_grad"](z, targets, maximum, sums, classes=part, **options)
-        for z, part in both
-    ]
-    joined = np.concatenate(grads, axis=-1)
-    np.testing.assert_allclose(joined, L.cross_entropy_grad(1.0, saved), atol=1e-14)
-    assert not joined[targets == -100].any()
 
 
 def test_large_logits_do_not_overflow():
