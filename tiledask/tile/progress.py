@@ -21,9 +21,9 @@ __all__ = ["AFTER", "in_notebook", "is_watched", "show", "showing"]
 AFTER = 2.0
 """Seconds until a bar appears: short calls show none."""
 _SESSION = "JPY_SESSION_NAME"
-"""Set in kernels that a server started for a reader; not where notebooks are tested, in which an
-output may not depend on how long a cell took."""
+"""Set in kernels that a server started for a reader; not where notebooks are tested."""
 _LOOK = 0.2  # seconds between two looks at what is done
+_WORDS = "description", "fields[more]"  # of a task of rich's
 
 Seen = tuple[int, int | None, str]
 """What is done, of how many, what else there is to say; None while nobody knows how many."""
@@ -34,9 +34,9 @@ Look = Callable[[], Seen]
 def showing(what: str, look: Look, unit: str = "", after: float = AFTER) -> Iterator[None]:
     """While the block runs, and once ``after`` seconds are over, a bar that says how far it is.
 
-    Drawn on standard error, where it goes when the block ends and only a log keeps the last line;
-    in a notebook it is a display of its own that ends as a sentence: how many ``unit``, how long.
-    Without a unit, and where no reader opened the notebook, that is empty.
+    Drawn on standard error, where only a log keeps its last line; in a notebook it is a display of
+    its own that ends as a sentence: how many ``unit``, how long. Without a unit, and where no
+    reader opened the notebook, that is empty.
     """
     over, well = threading.Event(), threading.Event()
     # in this context: a notebook knows by it to which cell the bar belongs
@@ -92,10 +92,7 @@ def _on_stderr(what: str, looks: Iterator[Seen]) -> None:
 
     # in a notebook rich would ask for ipywidgets, and say so in the cell's output
     console = Console(stderr=True, force_jupyter=False)
-    text, more = (
-        progress.TextColumn(f"{{task.{of}}}", markup=False)
-        for of in ("description", "fields[more]")
-    )
+    text, more = (progress.TextColumn(f"{{task.{of}}}", markup=False) for of in _WORDS)
     columns = text, progress.BarColumn(), progress.MofNCompleteColumn(), more
     left = progress.TimeRemainingColumn()
     # a log keeps the last line; a terminal has seen those before

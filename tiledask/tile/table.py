@@ -64,13 +64,14 @@ def _cublas_workspace(sizes: Sizes) -> int:
 
 
 def _copies(sizes: Sizes) -> int:
-    """Bytes at most of copies of a and b whose lines do not all start on boundaries of 16 bytes;
-    their layouts are not known here, so each counts if it could need a copy."""
-    m, n, k, each = sizes.m, sizes.n, sizes.k, 16 // sizes.itemsize
+    """Bytes at most of copies of a and b whose lines do not all start on boundaries of 16 bytes,
+    whichever way they lie."""
 
     def padded(lines: int, length: int) -> int:
+        each = 16 // sizes.itemsize
         return lines * -(-length // each) * 16 if length % each else 0
 
+    m, n, k = sizes[:3]
     return max(padded(m, k), padded(k, m)) + max(padded(k, n), padded(n, k))
 
 
@@ -119,8 +120,8 @@ class Kernel:
     @property
     def needs(self) -> str:
         """The GPUs that it runs on; empty if any."""
-        known = {"8.0": "8.0 (A100) or more", "9.0a": "9.0 (H100, H200)"}
-        return f"compute capability {known[self.capability]}" if self.capability else ""
+        known = {"": "", "8.0": "8.0 (A100) or more", "9.0a": "9.0 (H100, H200)"}
+        return self.capability and f"compute capability {known[self.capability]}"
 
     def with_tile(self, tile: int | Tile | None) -> Tile | None:
         """The tile to use when ``tile`` is given; None where the kernel is to choose itself."""
@@ -128,8 +129,7 @@ class Kernel:
             return None if self.chooses else self.tile
         if self.tile is None:
             raise KernelError(
-                f"kernel {self.name!r} has no tile to choose, got tile={tile!r}; leave it out, or "
-                f"use kernel='tiled' (NumPy) or 'smem_tiled' (CuPy)"
+                f"kernel {self.name!r} has no tile to choose, got tile={tile!r}; leave it out"
             )
         found = as_tile(tile)
         if self.built and found not in self.tiles:
@@ -164,8 +164,7 @@ class KernelTable(Printable, dict[str, Kernel]):
 
     def printed(self) -> Iterator[Part]:
         """The kernels, and below why some cannot run here."""
-        reasons: dict[str, list[str]] = {}
-        rows = {}
+        reasons, rows = dict[str, list[str]](), {}
         for name, each in self.items():
             if each.why_not:
                 reasons.setdefault(each.why_not, []).append(name)

@@ -32,10 +32,8 @@ class Config:
     """
 
     kernel: str
-    block: Tile
-    """(tm, tn, tk): rows and columns of C that a thread block owns, and a step along k."""
-    warp: tuple[int, int]
-    """Rows and columns of C whose operands one warp (or warp group) reads from shared memory."""
+    block: Tile  # Rows and columns of C that a thread block owns, and a step along k
+    warp: tuple[int, int]  # Of C, whose operands one warp (or warp group) reads at once
     threads: int  # Of a block
     itemsize: int  # Bytes of an element of A and B
     peak: str  # What bounds it: "fp32", "bf16", "fp16"; empty on a CPU
@@ -174,8 +172,8 @@ def hopper(columns: int = 256, cluster: int = 2, staged: bool = True, stages: in
 
 _CYCLES = {256: (1024, 2000), 128: (600, 1000)}
 """Of a tensor core for 64 steps of k, by the tile's columns: 1,024 and 512 by the instructions'
-rates, of which the narrow tile, that loads 4/3 as much per product, is supposed to lose some; and
-from a tile's last product to the next tile's first, supposed."""
+rates, of which the narrow tile is supposed to lose some; and from a tile's last product to the next
+tile's first, supposed."""
 _ALONE = 1.04
 """How much longer a tile takes whose B is not shared in a cluster; supposed."""
 
@@ -185,10 +183,9 @@ def hopper_tile(
 ) -> Config:
     """The tile and cluster of the least predicted time; of tiles only ``tile`` if given.
 
-    Blocks stay for good and take one tile after another, so that a product takes as long as the
-    multiprocessor with the most tiles, each of ceil(k / 64) steps and an end. How many those are is
-    counted; what clusters cannot fill counts too: with 3 rows of tiles a quarter of them is empty.
-    Where nothing is gained it is the usual one. A supposition in numbers, not a measurement.
+    Blocks stay and take one tile after another, so that a product takes as long as the
+    multiprocessor with the most tiles, each of ceil(k / 64) steps and an end; what clusters cannot
+    fill counts too. Where nothing is gained it is the usual one.
 
     >>> hopper_tile(8192, 8192, 8192, 132).cluster, hopper_tile(384, 2**20, 4096, 132).cluster
     (2, 1)
@@ -260,8 +257,7 @@ class Occupancy:
     blocks: int  # 0 if not even one fits
     warps: int  # Of one block
     most_warps: int  # That a multiprocessor can hold; 0 if unknown
-    limits: tuple[tuple[str, int], ...]
-    """(what is limited, blocks that it allows), of those limits that are known."""
+    limits: tuple[tuple[str, int], ...]  # (what is limited, blocks that it allows), where known
 
     @property
     def binding(self) -> str:

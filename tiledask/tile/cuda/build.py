@@ -1,8 +1,5 @@
 """A kernel's text with its headers, and its machine code: compiled once for each architecture, kept
-in a folder, loaded by CuPy.
-
-NVRTC needs no GPU, so that the same function compiles for machines that are elsewhere, and what a
-test measured of the code is true of the code that runs.
+in a folder, loaded by CuPy. NVRTC needs no GPU: tests compile what runs elsewhere.
 """
 
 import hashlib
@@ -107,7 +104,10 @@ def _kept(name: str, macros: Macros, arch: str) -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(os.environ.get("TILEDASK_CACHE") or Path(base) / "tiledask") / "kernels"
     try:
-        _check_own(folder)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            raise PermissionError("it is another user's, who could put any code there")
+        folder.chmod(0o700)
         if not (folder / file).is_file():
             code, _ = compile_for(name, macros, arch)
             atomic_write(folder / file, code, 0o600)  # two processes may do this at once
@@ -117,11 +117,3 @@ def _kept(name: str, macros: Macros, arch: str) -> Path:
             f"to a folder of your own"
         ) from None
     return folder / file
-
-
-def _check_own(folder: Path) -> None:
-    """Make the folder, where nobody else can put any code; OSError if somebody could."""
-    folder.mkdir(0o700, parents=True, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-        raise PermissionError("it is another user's")
-    folder.chmod(0o700)

@@ -18,7 +18,7 @@ MAP = np.dtype([("opaque", "<u8", 16)])
 """CUtensorMap of cuda.h."""
 
 _BOUNDARY = 64
-_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
+_TYPES = {"float16": 6, "bfloat16": 9}
 """CUtensorMapDataType of cuda.h."""
 _HOW = 0, 3, 3, 0
 """Of cuda.h: not interleaved, swizzled by 128 bytes, 256 bytes promoted to L2, 0 out of bounds."""
@@ -33,11 +33,8 @@ def encode(
 
     ``sizes`` and ``box`` count elements from the innermost dimension on, ``strides`` bytes from one
     to the next in each further dimension. The box is 128 bytes wide and swizzled (hopper.cuh);
-    what lies outside the matrix reads as 0. Raises KernelError for what the driver refuses: an
-    address or stride that is no multiple of 16 bytes, a box of more than 256 in a dimension.
-
-    A map holds these numbers and nothing of the memory there, whose addresses are of one device
-    each, so that the same arguments get the same map, as long as it is kept.
+    what lies outside the matrix reads as 0. A map holds these numbers and nothing of the memory
+    there: the same arguments get the same map.
     """
     driver, rank = _driver(), len(sizes)
     room = np.zeros(MAP.itemsize + _BOUNDARY, np.uint8)
@@ -52,7 +49,7 @@ def encode(
         raise KernelError(
             f"the driver refuses (error {result}) a tensor map of {sizes} elements, strides "
             f"{strides} bytes, box {box}, at {address:#x}: addresses and strides are multiples of "
-            f"16 bytes, strides below 2^40, a box is 1 to 256 in each dimension and 128 bytes wide"
+            f"16 bytes, strides below 2^40"
         )
     made.setflags(write=False)  # others get it too
     return made
@@ -69,8 +66,7 @@ def _driver() -> ctypes.CDLL:
         found.cuTensorMapEncodeTiled.argtypes = types
     except (OSError, AttributeError) as error:
         raise KernelError(
-            f"the NVIDIA driver's library {_LIBRARY} does not make tensor maps ({error}); they "
-            f"need a driver of CUDA 12.0 or later (525 or later); install one, or use "
-            f"kernel='mma_multistage'"
+            f"the NVIDIA driver's library {_LIBRARY} does not make tensor maps ({error}); install "
+            f"a driver of CUDA 12.0 (525) or later, or use kernel='mma_multistage'"
         ) from None
     return found

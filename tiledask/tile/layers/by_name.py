@@ -6,9 +6,8 @@
     def rms_norm_grad(dy, x, inverse, w): ...      rms_norm_grad(dy, saved, w): dx, dw
 
 What a gradient reads beside dy and the weights is what its layer saves, by name: operands, options
-and what the forward returned after y. A person's operands are checked, a program's are not: it was
-checked when it was made. Here are the kernels that move and add; those of each layer stand in its
-own file. Kernels that change what they are given return None.
+and what the forward returned after y. A person's operands are checked; a program was, when it was
+made. Here are the kernels that move and add. Kernels that change what they are given return None.
 """
 
 from collections.abc import Callable
@@ -40,8 +39,7 @@ class RankPart(NamedTuple):
 
     start: int
     stop: int
-    extent: int
-    """Of all ranks together."""
+    extent: int  # Of all ranks together
 
     @property
     def here(self) -> slice:

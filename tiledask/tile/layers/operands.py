@@ -19,8 +19,8 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 def check(shapes: str, operands: Mapping[str, Array]) -> ModuleType:
     """NumPy or CuPy, whose the operands are; KernelError unless they go together as ``shapes`` say.
 
-    A letter is an extent, the same wherever it stands, and a star any extents in front. All are
-    floats of one element type; what is None, or not given, doesn't count.
+    A letter is an extent, the same wherever it stands, a star any extents in front. All are floats
+    of one element type; what is None, or not given, doesn't count.
 
     >>> check("x:*i w:io b:o", {"x": np.ones((7, 5, 4)), "w": np.ones((3, 2))})
     Traceback (most recent call last):

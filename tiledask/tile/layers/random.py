@@ -1,9 +1,8 @@
 """Random numbers that follow from a key and a place alone, and parameters drawn by them.
 
 Number i of a key is output i of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) started at the key:
-a 64-bit mix of key + (i + 1) gamma. No state goes from one number to the next. A parameter's
-numbers follow from the seed, its name and their places in the whole array, so that a device draws
-its part without the rest, in any order, and the other devices need not be asked.
+a 64-bit mix of key + (i + 1) gamma. A parameter's numbers follow from the seed, its name and their
+places in the whole array, so that a device draws its part without the rest.
 """
 
 import os
@@ -88,10 +87,7 @@ def uniforms(key: int, at: Array, stream: int = 0) -> Array:
 
 
 def normals(key: int, at: Array) -> Array:
-    """Standard normal float64 numbers, one for each place in ``at``: Box and Muller's cosine.
-
-    The largest possible is 8.6.
-    """
+    """Standard normal float64 numbers, one for each place in ``at``: Box and Muller's cosine."""
     xp = array_namespace(at)
     # 1 - u is in (0, 1]: its logarithm is finite
     radius = xp.sqrt(-2 * xp.log(1 - uniforms(key, at, 0)))
@@ -105,12 +101,9 @@ def normals(key: int, at: Array) -> Array:
 class Parameter:
     """What a parameter is before anything is learned."""
 
-    shape: tuple[int, ...]
-    """Shape of the whole array, whoever holds it."""
-    kind: str = "normal"
-    """"normal", "zeros" or "ones"."""
-    scale: float = 1.0
-    """The deviation of normal numbers."""
+    shape: tuple[int, ...]  # Of the whole array, whoever holds it
+    kind: str = "normal"  # Or "zeros", "ones"
+    scale: float = 1.0  # The deviation of normal numbers
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
