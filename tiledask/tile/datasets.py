@@ -6,7 +6,6 @@ global batch without the others', and any number of ranks draws the same batch.
 
 import gzip
 import os
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,8 +24,6 @@ __all__ = ["Images", "Text", "load_images", "load_text"]
 
 Rows = slice | Sequence[int]
 """Of a batch: those that are drawn; the others need not be."""
-MOST_BYTES = 2**29
-"""Of a file's arrays, unpacked: a small file can hold far more zeros than there is memory."""
 
 
 def _shipped(folder: str, ends: str) -> tuple[str, ...]:
@@ -183,10 +180,6 @@ def load_images(name: str | os.PathLike[str]) -> Images:
     pictures = _shipped("images", ".npz")
     path = data_file("images", f"{name}.npz") if str(name) in pictures else Path(name)
     try:
-        with zipfile.ZipFile(path) as packed:
-            size = sum(member.file_size for member in packed.infolist())
-        if size > MOST_BYTES:
-            raise ValueError(f"unpacked it has {size:,} bytes, and pictures {MOST_BYTES:,} at most")
         with np.load(path, allow_pickle=False) as file:
             pixels, labels = file["pixels"], file["labels"].astype(np.int64)
     except Exception as error:  # numpy and zipfile raise a dozen kinds for a file that is damaged

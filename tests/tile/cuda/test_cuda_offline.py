@@ -23,7 +23,8 @@ from tiledask.tile.cuda.build import file_text
 
 pytestmark = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason() or "-")
 
-PLAIN = {"HAS_BETA": 0, "HAS_BIAS": 0, "HAS_GELU": 0, "HAS_BEFORE": 0}
+ALL = dict.fromkeys(("HAS_BETA", "HAS_BIAS", "HAS_GELU", "HAS_BEFORE"), 1)
+PLAIN = dict.fromkeys((*ALL, "PAIRS", "BIAS_BY_ROW"), 0)
 WGMMA = {"TYPE": "bf16", "OUT": "bf16", "TILE_N": 256, "STAGES": 3, "CLUSTER": 2, "STAGED": 1}
 WGMMA |= {"A_TURNED": 0, "B_TURNED": 1, **PLAIN}
 
@@ -103,7 +104,6 @@ def test_a_tile_the_kernel_cannot_hold_is_refused(extent):
 # -- wgmma_ws_persistent -------------------------------------------------------------------------
 
 DIRECT = {"STAGED": 0, "STAGES": 4}
-ALL = dict.fromkeys(PLAIN, 1)
 CODE_BYTES = 64 * 1024
 """The most instructions that a kernel may have: what no cache holds is fetched for every tile."""
 ROUND_TRIPS = 8
@@ -218,7 +218,7 @@ def panels(variant, **more):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("variant", PANELS)
 def test_panels_compile_without_spills_and_two_blocks_fit(tmp_path, arch, variant, ending):
-    more = {key: int(ending == "everything") for key in PLAIN}
+    more = {key: int(ending == "everything") for key in ALL}
     name, macros, shared = panels(variant, PAIRS=int(arch == "sm_90"), **more)
     code, found = compile_it(name, arch, macros)
     assert compiler_said.text_bytes(code) < CODE_BYTES

@@ -10,31 +10,12 @@
 // all that it needs before it touches any of it (Share), and waits once instead of once for each.
 //
 // On the compiler's command line, 1 or 0: HAS_BETA, HAS_BIAS, HAS_GELU, HAS_BEFORE (what there is of
-// this; nothing unless told), BIAS_BY_ROW (the bias has a value per row, else per column), PAIRS (C
-// moves by two neighbours of a row: rows start at multiples of two elements and end there).
+// this), BIAS_BY_ROW (the bias has a value per row, else per column), PAIRS (C moves by two neighbours
+// of a row: rows start at multiples of two elements and end there).
 
 #pragma once
 
 #include "gpu.cuh"
-
-#ifndef HAS_BETA
-#define HAS_BETA 0
-#endif
-#ifndef HAS_BIAS
-#define HAS_BIAS 0
-#endif
-#ifndef HAS_GELU
-#define HAS_GELU 0
-#endif
-#ifndef HAS_BEFORE
-#define HAS_BEFORE 0
-#endif
-#ifndef BIAS_BY_ROW
-#define BIAS_BY_ROW 0
-#endif
-#ifndef PAIRS
-#define PAIRS 0
-#endif
 
 typedef long long stride_t;  // a product of two ints overflows 32 bits from 46341 x 46341 on
 

@@ -136,7 +136,8 @@ def _plan(
         )
     counted = traffic(m, n, k, tile or 1, a.itemsize, bool(dict(ending)["HAS_BETA"]), c.itemsize)
     if name == "smem_tiled":  # whose threads move single elements
-        return _Plan((("TILE", rows), *ending[1:]), (across, down), (rows, rows), 0, counted)
+        macros = ("TILE", rows), ("PAIRS", 0), *ending[1:]
+        return _Plan(macros, (across, down), (rows, rows), 0, counted)
     lies = (
         *(*ending, ("TYPE", _TYPES[a.dtype]), ("OUT", _TYPES[c.dtype])),
         *(("A_TURNED", int(not a.by_rows)), ("B_TURNED", int(b.by_rows))),
