@@ -48,18 +48,10 @@ def note(request: pytest.FixtureRequest, record_property: Any) -> Callable[..., 
 
     def add(key: str, state: str, **measures: Any) -> None:
         row = {"part": part_of(request.node.nodeid), "key": key, "state": state, **measures}
-        record_property("row", _plain(row))
+        # numbers of NumPy's as Python's, which go from process to process
+        record_property("row", json.loads(json.dumps(row, default=lambda x: x.item())))
 
     return add
-
-
-def _plain(value: Any) -> Any:
-    """``value`` as processes and JSON have it: NumPy's numbers as Python's."""
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value.item() if hasattr(value, "item") else value
 
 
 @pytest.fixture(autouse=True)
@@ -148,16 +140,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             f"the whole story on this machine's cores.",
             returncode=1,
         )
-    first = found["devices"][0]
-    device = {
-        "name": first["name"],
-        "compute capability": first["compute_capability"],
-        "memory": first["memory"],
-        "driver": found["driver"],
-        "CUDA": found["cuda"],
-        "CuPy": found["cupy"],
-        "GPUs": len(found["devices"]),
-    }
+    first, versions = found["devices"][0], {"driver": found["driver"], "CUDA": found["cuda"]}
+    device = {"name": first["name"], "compute capability": first["compute_capability"]}
+    device |= {"memory": first["memory"], **versions, "CuPy": found["cupy"]}
+    device["GPUs"] = len(found["devices"])
     config.pluginmanager.register(Recorder(device, FOLDER), "gpu-record")
 
 
