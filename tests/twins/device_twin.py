@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from tiledask.tile import backend, table
 from tiledask.tile.product import matmul
@@ -22,7 +23,7 @@ MIXED = "Unsupported type <class 'numpy.ndarray'>"
 """What CuPy says of a host array among device arrays."""
 
 
-class ndarray:
+class ndarray(NDArrayOperatorsMixin):
     """An array on a device that is not there."""
 
     __hash__ = None
@@ -63,6 +64,9 @@ class ndarray:
         whole = at is Ellipsis or (isinstance(at, slice) and at == slice(None))
         self.host[unwrapped(at, strict=False)] = unwrapped(value, strict=not whole)
 
+    def __index__(self) -> int:
+        return operator.index(self.host)
+
     def __len__(self) -> int:
         return len(self.host)
 
@@ -79,28 +83,8 @@ class ndarray:
         return self.host.tolist()
 
 
-def _operators() -> None:
-    two = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"]
-    for name in [*two, *(f"r{n}" for n in two), "lt", "le", "gt", "ge", "eq", "ne"]:
-        special = f"__{name}__"
-        setattr(ndarray, special, lambda x, y, s=special: lifted(getattr(x.host, s))(y))
-    for name in two:
-        inplace = getattr(operator, f"i{name.rstrip('_')}", None) or getattr(operator, f"i{name}")
-
-        def change(x: ndarray, y: Any, inplace: Any = inplace) -> ndarray:
-            x.host = inplace(x.host, unwrapped(y))
-            return x
-
-        setattr(ndarray, f"__i{name}__", change)
-    for name in ("neg", "pos", "abs", "invert"):
-        special = f"__{name}__"
-        setattr(ndarray, special, lambda x, s=special: wrapped(getattr(x.host, s)()))
-    for kind in (bool, int, float, complex):
-        setattr(ndarray, f"__{kind.__name__}__", lambda x, kind=kind: kind(x.host))
-    ndarray.__index__ = lambda x: operator.index(x.host)
-
-
-_operators()
+for _kind in (bool, int, float, complex):
+    setattr(ndarray, f"__{_kind.__name__}__", lambda x, kind=_kind: kind(x.host))
 ndarray.__module__ = "cupy"
 
 
@@ -131,7 +115,7 @@ def lifted(function: Any) -> Any:
 
     def call(*args: Any, **options: Any) -> Any:
         given = {name: unwrapped(value) for name, value in options.items()}
-        out = options.get("out")
+        (out,) = found if isinstance(found := options.get("out"), tuple) else (found,)
         result = function(*(unwrapped(each) for each in args), **given)
         return out if isinstance(out, ndarray) else wrapped(result)
 

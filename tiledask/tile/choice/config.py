@@ -42,7 +42,7 @@ class Config:
     stage_extra: int = 0  # Bytes of a stage beside the elements: barriers, longer lines
     kept: int = 0  # Bytes of shared memory beside the stages: C on its way out
     cluster: int = 1  # Blocks, one above the other, that load what they need of B once
-    group: int = 1  # Rows of tiles that are walked together: see `raster`
+    group: int = 1  # Rows of tiles that are walked together: see bound.py
     capability: str = ""  # The least that runs it: see `runs_on`
 
     def __post_init__(self) -> None:
