@@ -26,15 +26,30 @@ def _shipped(folder: str, *names: str) -> list[str]:
     return [data_file(folder, f"{name}.json").read_text("utf-8") for name in names]
 
 
-def _in_file(read: Callable[[Path], object]) -> Read:
+def _in_file(read: Callable[[Path], object], suffix: str = "") -> Read:
     """``read`` of a file that has the input as its content."""
 
     def of(path: Path, given: str | bytes) -> object:
+        path = path.with_suffix(suffix)
         data = given.encode("utf-8", "surrogatepass") if isinstance(given, str) else given
         path.write_bytes(data)
         return read(path)
 
     return of
+
+
+def _in_one_of(files: list[Path], read: Callable[[], object]) -> tuple[list[bytes], Read]:
+    """A seed for each of ``files``, its number and its bytes; ``read`` of them with one changed."""
+    held = [file.read_bytes() for file in files]
+
+    def of(path: Path, given: bytes) -> object:
+        which, _, data = given.partition(b"\n")
+        changed = int(which) % len(files) if which.isdigit() and len(which) < 9 else 0
+        for n, (file, whole) in enumerate(zip(files, held, strict=True)):
+            file.write_bytes(data if n == changed else whole)
+        return read()
+
+    return [b"%d\n" % n + data for n, data in enumerate(held)], of
 
 
 def _shown(*values: Any) -> None:
@@ -74,10 +89,8 @@ def _cluster():
     link = {"name": "NVLink", "bytes_per_second": 300e9, "latency": 1e-5, "share": 0.8}
     named = {"devices": 16, "device": "A100-40GB", "devices_per_node": 8, "within_node": link}
     own = {"devices": 4, "device": json.loads(_shipped("hardware", "t4")[0])}
-    read = _in_file(lambda path: _shown(td.load_cluster(path.with_suffix(".json"))))
-    return [json.dumps(named), json.dumps(own)], lambda path, given: read(
-        path.with_suffix(".json"), given
-    )
+    read = _in_file(lambda path: _shown(td.load_cluster(path)), ".json")
+    return [json.dumps(named), json.dumps(own)], read
 
 
 def _puzzle():
@@ -145,8 +158,7 @@ def _trace(suffix: str) -> Read:
             _shown(td.calibrate(path, "gpt2", td.Layout(), "1xH100"))
         _shown(td.diagnose(path))
 
-    whole = _in_file(read)
-    return lambda path, given: whole(path.with_suffix(suffix), given)
+    return _in_file(read, suffix)
 
 
 def _schedule():
@@ -190,12 +202,7 @@ def _sizes():
 
 def _text():
     seeds = ["Once upon a time there was a worker.\n" * 40, "é𝟙 and tabs\t" * 200]
-
-    def read(path: Path) -> None:
-        _shown(td.load_text(path))
-
-    whole = _in_file(read)
-    return seeds, lambda path, given: whole(path.with_suffix(".txt"), given)
+    return seeds, _in_file(lambda path: _shown(td.load_text(path)), ".txt")
 
 
 def _images():
@@ -203,8 +210,7 @@ def _images():
     with np.load(data_file("images", "digits.npz"), allow_pickle=False) as held:
         keys = {name: held[name][:20] for name in held.files}
     np.savez(file, **keys)
-    whole = _in_file(lambda path: _shown(td.load_images(path)))
-    return [file.getvalue()], lambda path, given: whole(path.with_suffix(".npz"), given)
+    return [file.getvalue()], _in_file(lambda path: _shown(td.load_images(path)), ".npz")
 
 
 def _npy():
@@ -219,29 +225,20 @@ def _npy():
         _shown(opened)
         opened[:4, :2]
 
-    whole = _in_file(read)
-    return files, lambda path, given: whole(path.with_suffix(".npy"), given)
+    return files, _in_file(read, ".npy")
 
 
 def _zarr():
     home = Path("whole.zarr").resolve()
     array = td.create_array(home, (6, 8), "f8", (3, 4))
     array.write(((0, 6), (0, 8)), np.arange(48.0).reshape(6, 8))
-    files = sorted(path.relative_to(home) for path in home.rglob("*") if path.is_file())
-    held = {name: (home / name).read_bytes() for name in files}
-    seeds = [b"%d\n" % n + data for n, data in enumerate(held.values())]
 
-    def read(path: Path, given: bytes) -> None:
-        which, _, data = given.partition(b"\n")
-        changed = files[int(which) % len(files)] if which.isdigit() and len(which) < 9 else files[0]
-        for name, whole in held.items():
-            (path / name).parent.mkdir(parents=True, exist_ok=True)
-            (path / name).write_bytes(data if name == changed else whole)
-        opened = td.open_array(path)
+    def read() -> None:
+        opened = td.open_array(home)
         _shown(opened)
         opened[:, :]
 
-    return seeds, read
+    return _in_one_of(sorted(path for path in home.rglob("*") if path.is_file()), read)
 
 
 def _checkpoint_files() -> tuple[Path, Path]:
@@ -275,17 +272,7 @@ def _index():
 def _checkpoint():
     home, step = _checkpoint_files()
     files = sorted(path for path in step.iterdir() if path.is_file())
-    held = [path.read_bytes() for path in files]
-
-    def read(path: Path, given: bytes) -> None:
-        which, _, data = given.partition(b"\n")
-        changed = int(which) % len(files) if which.isdigit() and len(which) < 9 else 0
-        for n, (file, whole) in enumerate(zip(files, held, strict=True)):
-            file.write_bytes(data if n == changed else whole)
-        opened = td.open_checkpoint(home)
-        opened.read()
-
-    return [b"%d\n" % n + data for n, data in enumerate(held)], read
+    return _in_one_of(files, lambda: td.open_checkpoint(home).read())
 
 
 COMMANDS = (

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from tiledask.errors import KernelError
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.choice.config import hopper, hopper_tile
-from tiledask.tile.cuda.operands import layout, padded
+from tiledask.tile.cuda import launch
+from tiledask.tile.cuda.operands import MatrixLayout, layout, padded
 
 
 def cycles(m, n, k, way, multiprocessors):
@@ -44,3 +46,14 @@ def test_a_copy_holds_the_same_numbers_nan_too(dtype, step):
     copied = padded(x)
     assert layout(copied).boundary == 16
     np.testing.assert_array_equal(copied.astype("f4"), x.astype("f4"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rows", "words"),
+    [("sgemm_warptiled", 2**31, "up to 2147483136 rows"), ("smem_tiled", 2**21, "2097120 rows")],
+)
+def test_what_a_launch_cannot_count_is_refused(kernel, rows, words):
+    a, b = (MatrixLayout("float32", 4, many, 8, 8, 1, 16) for many in (rows, 8))
+    ending = tuple(dict.fromkeys(("PAIRS", "HAS_BETA"), 0).items())
+    with pytest.raises(KernelError, match=words):
+        launch._plan(kernel, a, b, a, (32, 32, 32), ending, 0)

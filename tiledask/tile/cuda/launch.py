@@ -57,9 +57,9 @@ class _Plan(NamedTuple):
 def launch(
     name: str, a: Array, b: Array, out: Array, tile: Tile | None, epilogue: Epilogue
 ) -> TileTraffic:
-    """What the kernel ``name`` loads: of a, b and out, checked before, on the stream in use.
+    """Launch the kernel ``name`` on the stream in use, without waiting; count what its grid loads.
 
-    It is launched and not waited for. Where C's columns lie together it computes C^T = B^T A^T:
+    a, b and out were checked before. Where C's columns lie together it computes C^T = B^T A^T:
     threads that are neighbours write neighbours of a row, and the count is that product's.
     """
     turned, before, bias = False, epilogue.preactivation, epilogue.bias
