@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 from golden.course import others
-from voice_ways import same
+from test_one_voice import same
 
 import tiledask as td
 from tiledask.lab.course.table import QUESTIONS
@@ -40,12 +40,6 @@ def test_a_page_of_states_says_once_what_it_counts(answers, number):
     shown, _ = asked(answers, str(number))
     assert shown.words.count("GB = 1e9 bytes") == 1
     assert "states alone" in shown.words
-
-
-def test_half_of_the_micro_batches_is_a_whole_number(typed):
-    ran = typed("ask 22 --no-run --set microbatches=3 replicas=4")
-    assert (ran.code, ran.out) == (2, "")
-    assert "3 has no half; take an even number, such as microbatches=4" in ran.err
 
 
 # -- a yes or no is exact --------------------------------------------------------------------------
@@ -241,23 +235,6 @@ def test_words_that_no_question_has(typed):
 )
 def test_numbers_are_read_by_their_unit(answers, words, name, value):
     assert asked(answers, words)[1]["inputs"][name] == value
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("34 --set layer=12", "perhaps layers; it has layers=24 devices=4 last_cost=1"),
-        ("14 --set mem=40GB", "perhaps memory; it has billions=200 memory=40GB devices=80"),
-        ("34 --set layers=24GB", "layers must be a whole number"),
-        ("34 --set layers", "as in --set layers=12 devices=3"),
-        ("99", "there are 1 to 39"),
-    ],
-)
-def test_a_mistake_gets_one_sentence(typed, words, said):
-    ran = typed(f"ask {words}")
-    assert (ran.code, ran.out) == (2, "")
-    assert said in " ".join(ran.err.split())
-    assert len(ran.err.splitlines()) == 1
 
 
 # -- how it is shown -------------------------------------------------------------------------------

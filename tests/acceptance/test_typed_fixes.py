@@ -31,22 +31,6 @@ def test_a_fix_keeps_the_batch_and_the_copies_work(answers):
     assert slower < 2  # one sequence at a time took 13 times as long
 
 
-@pytest.mark.parametrize(
-    ("command", "tokens"),
-    [
-        ("fit gpt2 1xA100-40GB --sequence 4096", "4,096"),
-        ("fit gpt2-xl 8xH100 --sequence 1025", "1,025"),
-        ("plan gpt2 8xA100-40GB 64 --sequence 2048 --no-sensitivity", "2,048"),
-    ],
-)
-def test_more_tokens_than_learned_positions_are_refused(typed, command, tokens):
-    ran = typed(command)
-    assert ran.code == 2
-    assert "1,024 positions" in ran.err
-    assert tokens in ran.err
-    assert "use a sequence of 1,024 or less" in ran.err
-
-
 LLAMA = (
     "--tp 8 --pp 16 --interleave 7 --sequence 8192 --sequence-parallel --flash-attention "
     "--zero 1 --partition items --microbatches 16 --recipe mixed-adam-18"

@@ -75,26 +75,3 @@ def test_the_rest_is_explained_on_request(typed):
     for words in ("not yet filled", "no order of these actions takes less than 33 s"):
         assert words in explained.words
     assert all(len(line) <= 80 for line in explained.out.splitlines())
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ("idle zbh1 4 8", "did you mean 'zb-h1'?"),
-        ("idle 1f1b 4", "needs MICROBATCHES behind it, such as: tiledask idle 1f1b 4 8"),
-        ("idle 4 8", "the schedule's name comes first"),
-        ("idle", "--diagnose TRACE"),
-        ("idle 1f1b 8 4 --devices 4", "8 behind the schedule's name and 4 behind --devices"),
-        ("idle 1f1b 4 8 --chunks 2", "any number of them have interleaved"),
-        ("idle dualpipe 3 8", "3 devices have none; use 4 stages"),
-        ("idle 1f1b 0 8", "DEVICES must be a whole number of 1 or more"),
-        ("idle 1f1b 4 8 --backward -1e400", "--backward is numbers between commas"),
-        ("idle 1f1b 4 8 --forward 1,2", "--forward is one number, or 4, one per stage; got 2"),
-        ("idle 1f1b 4 8 --latency 1,2", "or 3, one per boundary between stages; got 2"),
-    ],
-)
-def test_mistakes_are_answered_in_the_words_of_the_command_line(typed, asked, words):
-    ran = typed(asked)
-    assert (ran.code, ran.out) == (2, "")
-    assert words in ran.err
-    assert not re.search("forward_only|devices=|stages=", ran.err)

@@ -65,28 +65,6 @@ def test_what_the_runtime_takes_has_a_name(answers):
     )
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ("64 --algorithm canon", "did you mean 'cannon'?"),
-        ("64 --algorithm local", "there are column_parallel, row_parallel, summa"),
-        ("64 32", "A and B such as 2048x1024 1024x4096"),
-        ("64x32 64x32", "A has 32 columns and B 64 rows"),
-        ("64x32 32", "A and B such as 2048x1024 1024x4096"),
-        # 70,000,000 / (4 x (2 + 2))
-        ("1000000000 --no-run", "k may be 4,375,000 at most, got 1,000,000,000"),
-        ("64 --workers 0", "--workers must be a whole number of 1 or more"),
-        ("64 --dtype int4", "invalid choice: 'int4'"),
-        ("64 --kernel no", "there is no kernel 'no'"),
-        ("-5", "a size must be a whole number of 1 or more, got -5"),
-    ],
-)
-def test_mistakes_are_answered_before_any_worker_starts(typed, asked, words):
-    ran = typed(f"matmul {asked}")
-    assert (ran.code, ran.out) == (2, "")
-    assert words in ran.err
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("asked", "moved"),

@@ -113,28 +113,6 @@ def test_a_cut_is_read_as_people_write_it(answers, answer):
     assert verdict["times"] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("partition 24", "are required: DEVICES"),
-        ("partition 2 5", "2 layers are fewer than 5 devices; use at most 2"),
-        ("partition 12 5 --chunks 3", "12 layers are fewer than 5 devices x 3 chunks; use at most"),
-        ("partition 24 0", "devices must be a whole number of 1 or more"),
-        ("partition 24 4 --chunks 0", "--chunks must be a whole number of 1 or more"),
-        ("partition 24 4 --speeds 1,2", "got 2 speed values where 4 are needed: one for each"),
-        ("partition 24 4 --judge 'a | b'", "cannot read 'a'"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_answered_is_one_sentence_in_the_words_of_whoever_asks(
-    typed, command, words
-):
-    for ran in (typed(command), typed(f"{command} --json")):
-        assert (ran.code, ran.out) == (2, "")
-        (sentence,) = ran.err.splitlines()
-        assert sentence.startswith("tiledask partition: ")
-        assert words in sentence
-
-
 def test_a_thousand_layers_print_no_thousand_rows(capsys):
     assert main(["partition", "1000", "200"]) == 0
     assert "and 168 more" in capsys.readouterr().out  # of 200 rows 32 are drawn

@@ -17,12 +17,6 @@ def test_the_fewest_devices(answers, typed):
     assert typed("fit llama-2-13b 6x40GB --json").json["verdict"] != "fits"
 
 
-@pytest.mark.parametrize(("more", "word"), [("--devices 8,16", "--devices"), ("64", "the batch")])
-def test_the_fewest_are_of_any_batch(typed, more, word):
-    refused = typed(f"plan gpt-200b 1x40GB {more} --fewest")
-    assert (refused.code, f"leave {word} out" in refused.err) == (2, True)
-
-
 def test_a_batch_that_nobody_gave_is_said(answers):
     shown, facts = answers("plan gpt2 2xA100-40GB --no-sensitivity --first 2")
     assert facts["assumptions"][-1] == "a step of 16 sequences of 1,024 tokens"

@@ -83,21 +83,3 @@ def test_no_wrong_answer_shows_the_best(typed, name):
 def test_hints_come_one_by_one(typed):
     hints = [typed("puzzle 24-on-4 --hint --json").json["hint"] for _ in range(4)]
     assert [hint[:11] for hint in hints] == [f"Hint {n} of 3" for n in (1, 2, 3, 3)]
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("puzzle 99", "no level 99; the levels are 1 to 26"),
-        ("puzzle 24-on-5", "did you mean '24-on-4'"),
-        ("puzzle canon", "did you mean 'cannon'"),
-        ("puzzle nope", "such as 24-on-4, idle-1 to idle-12, cannon, "),
-        ("puzzle 24-on-4 --seed 3", "a seed draws the numbers of idle-1 to idle-12"),
-        ("puzzle 24-on-4 --verify", "no argument '--verify'"),
-    ],
-)
-def test_mistaken_requests_are_one_sentence(typed, command, words):
-    ran = typed(command)
-    assert (ran.code, ran.out) == (2, "")
-    (sentence,) = ran.err.splitlines()
-    assert words in sentence

@@ -1,314 +1,180 @@
 """The table of one voice: bytes that a device holds, and bytes between devices."""
 
-from voice_ways import Row, ask, held, said, shown, typed
-
-import tiledask as td
-
 GPT2 = 50257 * 768 + 1024 * 768 + 12 * (12 * 768**2 + 13 * 768) + 2 * 768  # 124,439,808
 GPT200 = 110 * (12 * 12288**2 + 13 * 12288) + (51200 + 2048) * 12288 + 2 * 12288  # 199,985,233,920
-STATES = ("weights", "gradients", "master weights", "momentum", "variance")
-CONTEXT = "a CUDA context of 0.99 GB on each device counts too"
+STATES = "'weights', 'gradients', 'master weights', 'momentum', 'variance'"
+CACHE = "fit llama-2-70b 8xH100 --recipe fp16-weights --cached 8192"
 
 MEMORY = [
-    Row(
+    (
         "parameters of GPT-2",
         GPT2,
-        {
-            "td.load_model": said(lambda: td.load_model("gpt2").parameters),
-            "models": typed("list models gpt2", "gpt2", "parameters"),
-        },
-        {
-            "fp16 weights": (
-                "2 B each",
-                2 * GPT2,
-                held("gpt2", td.Layout(), "mixed-adam-16", "weights"),
-            )
-        },
+        "td.load_model('gpt2').parameters",
+        "typed('list models gpt2')['gpt2']['parameters']",
+        # fp16 weights: 2 B each
+        (2 * GPT2, "held('gpt2', td.Layout(), 'mixed-adam-16', 'weights')"),
     ),
-    Row(
+    (
         "parameters of gpt-200b",
         GPT200,
-        {
-            "td.load_model": said(lambda: td.load_model("gpt-200b").parameters),
-            "models": typed("list models gpt-200b", "gpt-200b", "parameters"),
-        },
+        "td.load_model('gpt-200b').parameters",
+        "typed('list models gpt-200b')['gpt-200b']['parameters']",
     ),
-    Row(
-        "parameters of one of its layers: 12 h^2 + 13 h",
+    (
+        # 12 h^2 + 13 h; beside 110 of them are embeddings and the last norm
+        "parameters of one of its layers",
         1_812_099_072,
-        {
-            "td.load_model": said(
-                lambda: (td.load_model("gpt-200b").parameters - (51200 + 2048 + 2) * 12288) / 110
-            ),
-        },
+        "(td.load_model('gpt-200b').parameters - (51200 + 2048 + 2) * 12288) / 110",
     ),
-    Row(
+    (
         "weights of 200 billion parameters in half precision on GPUs of 40 GB: 400 / 40",
         10,
-        {
-            "ask 14": ask(14, "fewest", "fp16-weights"),
-            "formula": said(lambda: td.formulas.minimum_devices(200 * 10**9, "fp16-weights")),
-        },
-        # gpt-200b, 1 / 10 and 0.99 GB: 40.9 of 40 GB; 1 / 11 and 0.99 GB: 38.4
-        {"td.fits": (CONTEXT, 11, lambda voice: _stages_that_hold_the_weights())},
+        "ask(14)['fewest']['fp16-weights']",
+        "td.formulas.minimum_devices(200 * 10**9, 'fp16-weights')",
+        # a CUDA context of 0.99 GB on each counts too, 1 / 10: 40.9 of 40 GB; 1 / 11: 38.4
+        (11, "stages_that_hold_the_weights()"),
     ),
-    Row(
+    (
         "mixed-precision Adam for 200 billion on GPUs of 40 GB: 16 x 200 / 40",
         80,
-        {
-            "ask 14": ask(14, "fewest", "mixed-adam-16"),
-            "ask 14, ZeRO-3": ask(14, "zero3_degree"),
-            "formula": said(lambda: td.formulas.minimum_devices(200 * 10**9)),
-            "formula, ZeRO-3": said(lambda: td.formulas.zero3_minimum_degree(200 * 10**9)),
-        },
+        "ask(14)['fewest']['mixed-adam-16']",
+        "ask(14)['zero3_degree']",
+        "td.formulas.minimum_devices(200 * 10**9)",
+        "td.formulas.zero3_minimum_degree(200 * 10**9)",
     ),
-    Row(
+    (
         "its states without a cut: 16 B x 200 billion",
         3_200_000_000_000,
-        {
-            "ask 14": ask(14, "copy_bytes"),
-            "formula": said(lambda: sum(td.formulas.state_bytes(200 * 10**9).values())),
-        },
-        {
-            "gpt-200b": (
-                "its parameters are 0.007 % fewer than 200 billion",
-                16 * GPT200,
-                held("gpt-200b", td.Layout(), "mixed-adam-16", *STATES),
-            )
-        },
+        "ask(14)['copy_bytes']",
+        "sum(td.formulas.state_bytes(200 * 10**9).values())",
+        # gpt-200b has 0.007 % fewer parameters than 200 billion
+        (16 * GPT200, f"held('gpt-200b', td.Layout(), 'mixed-adam-16', {STATES})"),
     ),
-    Row(
+    (
         "the same with momentum and variance in a byte each: 10 x 200 / 40",
         50,
-        {
-            "formula": said(
-                lambda: td.formulas.minimum_devices(200 * 10**9, "mixed-adam-8bit", "40GB")
-            ),
-        },
+        "td.formulas.minimum_devices(200 * 10**9, 'mixed-adam-8bit', '40GB')",
     ),
-    Row(
+    (
         "states of 30 billion: 16 B x 30 billion",
         480_000_000_000,
-        {
-            "ask 15": ask(15, "copy_bytes"),
-            "ask 24": ask(24, "copy_bytes"),
-            "ask 25": ask(25, "states", "copies, fp32"),
-            "formula": said(lambda: sum(td.formulas.state_bytes(30 * 10**9).values())),
-        },
+        "ask(15)['copy_bytes']",
+        "ask(24)['copy_bytes']",
+        "ask(25)['states']['copies, fp32']",
+        "sum(td.formulas.state_bytes(30 * 10**9).values())",
     ),
-    Row(
+    (
         "a GPU's share of them on 8: 480 / 8",
         60_000_000_000,
-        {
-            "ask 16": ask(16, "states_each"),
-            "ask 25": ask(25, "states", "8 slices"),
-            "ask 24": ask(24, "states", 0),  # 2 slices x 4 stages
-        },
+        "ask(16)['states_each']",
+        "ask(25)['states']['8 slices']",
+        "ask(24)['states'][0]",  # 2 slices x 4 stages
     ),
-    Row(
+    (
         # 30e9 / 8 = 3.75e9: x 16; (4 + 12 / 4); (2 + 14 / 4); 16 / 4
         "ZeRO 0 to 3 over 4 copies of 2 slices x 4 stages, 30 billion",
         [60e9, 26.25e9, 20.625e9, 15e9],
-        {
-            "ask 24": ask(24, "states"),
-            "formula": said(
-                lambda: [
-                    sum(td.formulas.state_bytes(3_750_000_000, zero=z, dp=4).values())
-                    for z in range(4)
-                ]
-            ),
-        },
+        "ask(24)['states']",
+        "[sum(td.formulas.state_bytes(3_750_000_000, zero=z, dp=4).values()) for z in range(4)]",
     ),
-    Row(
+    (
         # gpt2 evenly over 8 copies: weights stay, 14 of 16 B are sharded under ZeRO-2
         "states of GPT-2 on each of 8 copies under ZeRO-2: (2 + 14 / 8) B",
         (2 + 14 / 8) * GPT2,
-        {
-            "formula": said(lambda: sum(td.formulas.state_bytes(GPT2, zero=2, dp=8).values())),
-            "ledger": held("gpt2", td.Layout(dp=8, zero=2), "mixed-adam-16", *STATES),
-        },
+        f"sum(td.formulas.state_bytes({GPT2}, zero=2, dp=8).values())",
+        f"held('gpt2', td.Layout(dp=8, zero=2), 'mixed-adam-16', {STATES})",
     ),
-    Row(
+    (
         "a layer of 26 GB cut over 4 GPUs, weights alone",
         6_500_000_000,
-        {
-            "ask 3": ask(3, "held", "fp32-weights"),
-        },
+        "ask(3)['held']['fp32-weights']",
     ),
-    Row(
+    (
         "a layer of 26 GB with Adam's states on GPUs of 24 GB: 104 / 24",
         5,
-        {
-            "ask 3": ask(3, "fewest", "fp32-adam"),
-            "formula": said(
-                lambda: td.formulas.minimum_devices(6_500_000_000, "fp32-adam", "24GB")
-            ),
-        },
+        "ask(3)['fewest']['fp32-adam']",
+        "td.formulas.minimum_devices(6_500_000_000, 'fp32-adam', '24GB')",
     ),
-    Row(
+    (
         # 80 layers x (keys and values) x 8 heads x 128 x 2 B x 8,192 tokens
         "keys and values that Llama-2-70B keeps of 8,192 tokens",
         80 * 2 * 8 * 128 * 2 * 8192,
-        {
-            "ledger": lambda voice: sum(
-                size
-                for name, size in td.estimate_memory(
-                    "llama-2-70b", td.Layout(), "fp16-weights", cached=8192
-                )
-                .ledger.by_tensor(0)
-                .items()
-                if "key" in name
-            ),
-            "fit": lambda voice: sum(
-                row["bytes"]
-                for row in voice.typed(
-                    "fit llama-2-70b 8xH100 --recipe fp16-weights --cached 8192"
-                )["rows"]
-                if "key" in row["tensor"]
-            ),
-        },
+        "held('llama-2-70b', td.Layout(), 'fp16-weights', 'key-value cache', cached=8192)",
+        f"sum(row['bytes'] for row in typed('{CACHE}')['rows'] if 'key' in row['tensor'])",
     ),
 ]
 
-# -- between devices ------------------------------------------------------------------------------
-
-
-def ring(nbytes: float, ranks: int) -> float:
-    """What a rank sends in an all-reduce on a ring: its part, to the next, 2 (n - 1) times."""
-    return 2 * (ranks - 1) * (nbytes // ranks)
-
-
-def calls_of(*layers: str) -> list[int]:
-    """The collectives of layers on 4 ranks, forward and backward."""
-    of = {"ranks": 4, "batch": 1, "tokens": 32, "width": 64, "heads": (4, 4, 16)}
-    labels = [call.label for layer in layers for call in td.layer_calls(layer, **of)]
-    return [sum(way in label for label in labels) for way in ("forward", "backward")]
-
-
 BYTES = [
-    Row(
+    (
         # 2 (16 - 1) / 16 x 2 B x 13e9 / 2 slices
         "gradients that a rank sends, 13 billion, 16 copies of 2 slices",
         24_375_000_000,
-        {"ask 20": ask(20, "sent", "dp"), "formula": said(lambda: ring(13e9, 16))},
+        "ask(20)['sent']['dp']",
     ),
-    Row(
+    (
         # 2 x 7 / 8 x 2 B x 30e9 / 4 stages
         "gradients that a rank sends, 30 billion, 8 copies of 4 stages",
         26_250_000_000,
-        {"ask 22": ask(22, "ring_bytes", 0), "formula": said(lambda: ring(15e9, 8))},
+        "ask(22)['ring_bytes'][0]",
     ),
-    Row(
+    (
         # LeNet's 6 x 25 + ... = 129,068 numbers x 4 B x 2 x 3 / 4
         "bytes that each of 4 copies of LeNet sends in a step",
         129_068 * 4 * 2 * 3 // 4,
-        {
-            "ask 28": ask(28, "bytes of each"),
-            "ask 26's parameters": lambda voice: 6 * sum(ask(26, "parameters")(voice)),
-            "formula": said(lambda: ring(129_068 * 4, 4)),
-        },
+        "ask(28)['bytes of each']",
+        "6 * sum(ask(26)['parameters'])",
     ),
-    Row(
+    (
         "all-reduces of a split decoder layer, forward and backward: 2 + 2",
         [2, 2],
-        {
-            "decoder_block": said(lambda: calls_of("decoder_block")),
-            "attention and feed-forward": said(lambda: calls_of("self_attention", "mlp")),
-            "ask 30, two layers": lambda voice: [ask(30, "all_reduces")(voice) // 4] * 2,
-            "training_program": lambda voice: _layer_calls(),
-        },
-        {
-            "nb 15": (
-                "Q, K and V, and gate and up, in matrices of their own: 1 + 1 more backward, and 1",
-                7,
-                shown(15, "all-reduces of a layer, nothing fused"),
-            )
-        },
+        "calls_of('decoder_block')",
+        "calls_of('self_attention', 'mlp')",
+        "[ask(30)['all_reduces'] // 4] * 2",  # of two layers
+        "calls_of_a_training()",
+        # Q, K and V, and gate and up, in matrices of their own: 1 + 1 more backward, and 1
+        (7, "shown(15, 'all-reduces of a layer, nothing fused')"),
     ),
-    Row(
+    (
         # all-gather (p - 1)/p of 32 x 64 x 8 B to 4 ranks, twice: 2 x 3 x 16,384 B
         "bytes of a feed-forward layer split over 4, 32 tokens of 64, float64",
         98_304,
-        {
-            "ask 5": ask(5, "sent"),
-            "calls": said(
-                lambda: sum(td.layer_calls("mlp", ranks=4, batch=1, tokens=32, width=64)[0].sent)
-            ),
-        },
+        "ask(5)['sent']",
+        "sum(td.layer_calls('mlp', ranks=4, batch=1, tokens=32, width=64)[0].sent)",
     ),
-    Row(
+    (
         # each of 4 workers fetches one block of A and one of B: 4 x 2 x 512^2 x 4 B
         "bytes between 2 x 2 workers, SUMMA of 1,024, float32",
         8_388_608,
-        {
-            "ask 1": ask(1, "sent", blocking="2x2"),
-            "ask 7": ask(7, "moved", "2x2x1", m=1024, n=1024, k=1024),
-            "ask 9's 256, x 16": lambda voice: (
-                16 * ask(9, "numbers", "move little between devices")(voice)
-            ),
-            "plan": said(lambda: _summa(1024)),
-            "matmul": typed("matmul 1024", "rows", 0, "measured"),
-            "matmul, predicted": typed("matmul 1024", "rows", 0, "predicted"),
-        },
+        "ask(1, blocking='2x2')['sent']",
+        "ask(7, m=1024, n=1024, k=1024)['moved']['2x2x1']",
+        "16 * ask(9)['numbers']['move little between devices']",  # of 256
+        "summa(1024)",
+        "typed('matmul 1024')['rows'][0]['measured']",
+        "typed('matmul 1024')['rows'][0]['predicted']",
     ),
-    Row(
+    (
         "bytes between 2 x 2 workers, SUMMA of 4,096, float32: 16 times as many",
         134_217_728,
-        {
-            "ask 7": ask(7, "moved", "2x2x1", m=4096, n=4096, k=4096, memory=10**9),
-            "plan": said(lambda: _summa(4096)),
-        },
+        "ask(7, m=4096, n=4096, k=4096, memory=10**9)['moved']['2x2x1']",
+        "summa(4096)",
     ),
-    Row(
+    (
         # m n k / T^3 tiles of 2 T^2 x 4 B; and 2 T^3 FLOP over 2 T^2 x 4 B
         "FLOP per byte that a tile of 128 loads, float32: T / 4",
         32.0,
-        {
-            "ask 1": ask(1, "intensity"),
-            "ask 9's 32, x 4": lambda voice: (
-                4 * ask(9, "numbers", "use again what was loaded")(voice)
-            ),
-        },
+        "ask(1)['intensity']",
+        "4 * ask(9)['numbers']['use again what was loaded']",  # of 32
     ),
-    Row(
+    (
         "messages of layer-wise training on 4 workers: 3 up, 3 down",
         6,
-        {
-            "ask 29": ask(29, "transfers"),
-            "ask 26": ask(26, "transfers"),
-            "program": said(
-                lambda: td.program(td.schedule("naive", 4, 1), block_bytes=1).traffic.count
-            ),
-        },
+        "ask(29)['transfers']",
+        "ask(26)['transfers']",
+        "td.program(td.schedule('naive', 4, 1), block_bytes=1).traffic.count",
     ),
-    Row(
+    (
         "all-gather of 500 x 2,000 float32 for 4 workers: 3 x 4 MB",
         12_000_000,
-        {
-            "formula": lambda voice: 3 * 4 * 1_000_000,
-            "nb 03": shown(3, "all-gather of Y"),
-        },
+        "shown(3, 'all-gather of Y')",
     ),
 ]
-
-
-def _stages_that_hold_the_weights() -> int:
-    """The fewest stages of gpt-200b, served, that td.fits does not refuse on GPUs of 40 GB."""
-    for pp in range(9, 15):
-        alone = td.Layout(pp=pp)
-        if td.fits("gpt-200b", alone, f"{pp}xA100-40GB", "fp16-weights", 1).verdict != "no":
-            return pp
-    return 0
-
-
-def _layer_calls() -> list[int]:
-    """All-reduces of the layer in the program of a training split over 2, by direction."""
-    model = td.GPT(64, hidden=16, layers=1, heads=4, sequence=8)
-    text = td.training_program(model, (1, 2, 1), batch=2).role_text(0)
-    summed = [line for line in text.splitlines() if " = all_reduce " in line and "layer" in line]
-    return [sum(way in line for line in summed) for way in ("forward", "backward")]
-
-
-def _summa(n: int) -> int:
-    tiling = td.Tiling((n, n), (2, 2), (td.Shard(0), td.Shard(1)))
-    return td.algorithms["summa"](tiling, tiling).traffic(4).total

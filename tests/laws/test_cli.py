@@ -57,35 +57,6 @@ def test_a_layout_is_imported_and_exported(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("typed", "words"),
-    [
-        ("fit gpt-9 1xH100", "tiledask fit: no model description is called 'gpt-9'"),
-        ("fit gpt2 0xH100", "0xH100"),
-        ("fit 1xH100", "a model and a cluster are named"),
-        ("idle --diagnose a.csv --figure b.png", "writes no figure"),
-        ("fit gpt2 1xH100 --deepspeed a --torchtitan b", "one configuration at a time"),
-        ("fit gpt2 1xH100 --price 2", "--price is for --tokens"),
-        ("fit gpt2 1xH100 --tokens many", "cannot read 'many' as a number of 0 or more; write 15T"),
-        ("fit gpt2 1xH100 --tokens -2T", "cannot read '-2T' as a number of 0 or more; write 15T"),
-        ("fit gpt2 1xA100-80GB --recipe mixed-adam-18-fp8", "has no units for that but for fp64"),
-        ("fit gpt2 1xH100 --recipe int8-weights --tokens 1T", "keeps no gradients: it serves"),
-        ("fit gpt2 1xH100 --offload cpu --tokens 1T", "how long their way takes is not modelled"),
-        ("plan gpt2 1xH100 1 --tokens 1T --price -2", "price must be a number of 0 or more"),
-        ("fit gpt2 1xH100 --tokens 1T --price -2", "price must be a number of 0 or more, got -2"),
-        ("partition 99999999999 2", "tiledask partition: "),
-        ("idle --diagnose no.csv", "no trace at 'no.csv'"),
-        ("idle gpipe --diagnose no.csv", "finds schedule, devices and micro-batches in"),
-    ],
-)
-def test_a_mistake_is_explained_in_one_line(capsys, typed, words):
-    assert main(typed.split()) == 2
-    shown = capsys.readouterr()
-    (said,) = shown.err.splitlines()
-    assert words in said
-    assert not shown.out
-
-
-@pytest.mark.parametrize(
     ("typed", "name", "facts"),
     [
         ("list models llama-3.1", "llama-3.1-8b", {"parameters": 8_030_261_248, "active": None}),
