@@ -99,20 +99,6 @@ def test_plan_says_what_binds_unless_nothing_fits(capsys):
 # -- what is printed -----------------------------------------------------------------------------
 
 
-def printed(capsys, monkeypatch, width, *arguments):
-    """What a terminal of that width shows; None: a pipe, with no width known."""
-    if width is None:
-        monkeypatch.delenv("COLUMNS", raising=False)
-    else:
-        monkeypatch.setenv("COLUMNS", f"{width}")
-    main(list(arguments))
-    return capsys.readouterr().out
-
-
-def numbers(text):
-    return Counter(re.findall(r"[0-9][0-9.,]*[0-9]|[0-9]", text))
-
-
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     "typed",
@@ -139,13 +125,15 @@ def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, tmp_path, typed):
     for name in ("_memory", "_disk"):  # both change while this runs
         monkeypatch.setattr(f"tiledask.lab.doctor.{name}", lambda: ("ok", "8 GB"))
     monkeypatch.setattr("platform.platform", lambda: "Linux-6.1")  # one word, of any length
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "first"))  # one hint, and not one more
-    whole = printed(capsys, monkeypatch, 1000, *typed.split())
-    for width in (40, 60, 80, None):
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"{width}"))
-        shown = printed(capsys, monkeypatch, width, *typed.split())
+    numbers = {}
+    for width in ("1000", "40", "60", "80", ""):  # "": a pipe, of which no width is known
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / width / "x"))  # no hint was seen there
+        monkeypatch.setenv("COLUMNS", width)
+        main(typed.split())
+        shown = capsys.readouterr().out
         assert "…" not in shown
-        assert numbers(shown) == numbers(whole), f"at {width} columns"
+        numbers[width] = Counter(re.findall(r"[0-9][0-9.,]*[0-9]|[0-9]", shown))
+        assert numbers[width] == numbers["1000"], f"at {width} columns"
 
 
 @pytest.mark.parametrize(
@@ -199,34 +187,23 @@ def test_help_names_all_that_there_is(capsys, command, known):
 
 # -- figures -------------------------------------------------------------------------------------
 
-DRAWS = {
-    "idle": ("idle", "1f1b", "2", "4", "--figure"),
-    "puzzle": ("puzzle", "1", "--figure"),
-}
 
-
-@pytest.mark.parametrize("command", DRAWS)
-def test_a_figure_is_written(capsys, tmp_path, command):
-    assert main([*DRAWS[command], str(tmp_path / "x.PNG")]) == 0
-    assert (tmp_path / "x.PNG").read_bytes().startswith(b"\x89PNG")
-    capsys.readouterr()
-
-
-@pytest.mark.parametrize("command", DRAWS)
-@pytest.mark.parametrize("name", ["x.jpg", "x", "x.png.txt", "no/such/folder/x.png"])
-def test_other_figures_are_refused_before_the_work_begins(
-    capsys, tmp_path, monkeypatch, command, name
+@pytest.mark.parametrize("typed", ["idle 1f1b 2 4", "puzzle 1"])
+def test_a_figure_is_written_or_refused_before_the_work_begins(
+    capsys, tmp_path, monkeypatch, typed
 ):
-    def works(*args):
-        raise AssertionError("it began")
-
-    name_of = DRAWS[command][0]
-    module, *_ = commands()[name_of]
-    monkeypatch.setattr(f"tiledask.lab.commands.{module}.run_{name_of}", works)
-    assert main([*DRAWS[command], str(tmp_path / name)]) == 2
-    words = "there is no folder" if "folder" in name else "written as a .png"
-    assert words in capsys.readouterr().err
+    command = typed.split()[0]
+    module, *_ = commands()[command]
+    with monkeypatch.context() as patch:
+        begun = f"tiledask.lab.commands.{module}.run_{command}"
+        patch.setattr(begun, lambda *_: pytest.fail("it began"))
+        for name in ("x.jpg", "x", "x.png.txt", "no/such/folder/x.png"):
+            assert main([*typed.split(), "--figure", str(tmp_path / name)]) == 2
+            words = "there is no folder" if "folder" in name else "written as a .png"
+            assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    assert main([*typed.split(), "--figure", str(tmp_path / "x.PNG")]) == 0
+    assert (tmp_path / "x.PNG").read_bytes().startswith(b"\x89PNG")
 
 
 # -- what is not installed -----------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 from oracles.finished import ROOT
 
 import tiledask as td
@@ -205,66 +205,34 @@ def test_a_task_does_not_say_the_number_that_its_puzzle_asks_for():
 
 # -- the checker ---------------------------------------------------------------------------------
 
-
-def fact(source: str = "1 + 1", text: str = "2") -> Cell:
-    shown = new_output("execute_result", {"text/plain": text}, execution_count=1)
-    return new_code_cell(source, outputs=[shown], metadata={"tags": sorted(FACT)})
-
-
-def exercise(parts: tuple[str, ...] = EXERCISE, **sources: str) -> list[Cell]:
-    judge = (
-        'def judge(x):\n    assert x, "none"\n    return "some"\n\n\ntd.task(judge).check(answer)'
-    )
-    usual = {"answer": "answer = None", "asserts": judge}
-    usual |= {"attempt": "answer = None", "draw": "x = 1", "check": "x = 1", "task": "Reach 12."}
-    usual |= {"solution": SOLUTION + "e.result(3).require()"}
-    usual |= sources
-    cells = [new_code_cell(usual[part], metadata={"tags": [part]}) for part in parts]
-    cells[-1].metadata.jupyter = {"source_hidden": True}
-    return [new_markdown_cell(usual["task"], metadata={"tags": ["task"]}), *cells[1:]]
-
-
-def prediction(row: str = "guess.compare(formula=1)", hidden: bool = True) -> list[Cell]:
-    shown = fact(row, "bytes | yours - | formula 2,345 B")
-    shown.metadata.jupyter = {"source_hidden": hidden}
-    return [new_code_cell('guess = td.predict("bytes")\nguess'), shown, new_code_cell("td.score()")]
-
-
-def notebook(*cells: Cell, title: str = "# Cuts") -> nbformat.NotebookNode:
-    return new_notebook(cells=[new_markdown_cell(title), *cells])
-
-
 PLANTED = [
-    ([fact()], "Cuts", "begin with a title"),
-    ([new_code_cell("\n".join(["x = 1"] * 11)), fact()], "# A", "more than 10 lines"),
-    ([new_code_cell("from tiledask.lab import plots"), fact()], "# A", "is one of td's"),
-    ([new_code_cell("x = 1")], "# A", "nothing in the notebook is compared"),
-    ([fact(text="PosixPath('/home/me/x')")], "# A", "of this machine alone"),
-    ([new_code_cell("x", metadata={"tags": ["nbval-skip"]}), fact()], "# A", "go together"),
-    ([fact(), *exercise()[1:]], "# A", "an exercise is task"),
-    ([fact(), *exercise(PLAIN)[:2]], "# A", "an exercise is task"),
-    ([fact(), *exercise(PLAIN, asserts="assert 1")], "# A", "says in words what is wrong"),
-    ([fact(), *exercise(PLAIN, attempt="answer = 3")], "# A", "not attempted yet"),
-    ([fact(), *exercise(answer="answer = 3")], "# A", "not attempted yet"),
-    ([fact(), *exercise(solution="e.result(3).require()")], "# A", "is collapsed"),
-    ([fact(), *exercise(solution=SOLUTION + "e.check(3).require()")], "# A", "judged by .result"),
-    (
-        [*exercise(solution=SOLUTION + "b = 3\ne.result(b).require()"), fact("b")],
-        "# A",
-        "b is what",
-    ),
-    ([fact(), *prediction(row="x = 1")], "# A", "the last prediction is judged"),
-    (prediction(hidden=False), "# A", "collapse it"),
-    ([fact()] * 46, "# A", "45 cells and 1,000 words"),
-    ([new_markdown_cell("Type 2,345 B."), *prediction()], "# A", "2345 is written before"),
+    (r'"# ', '"', "begin with a title"),
+    (r'"# ', r"\g<0>" + "word " * 1000, "45 cells and 1,000 words"),
+    (r'"import tiledask as td', '"from tiledask.lab import plots', "is one of td's"),
+    (r'"td.score\(\)"', ",".join(11 * [r'"x = 1\\n"']), "more than 10 lines"),
+    (r'(?s)"nbval-check-output"(.*)', lambda m: m[0].replace(m[0][:20], '"x"'), "is compared"),
+    (r'"nbval-check-output"', '"nbval-skip"', "go together"),
+    (r'("text/plain": \[\s+")', r"\1/home/me/x ", "of this machine alone"),
+    (r'"asserts"', '"x"', "an exercise is task"),
+    (r'"draw"', '"x"', "an exercise is task"),
+    (r'(" +assert [^,\n]+), .*n"', r'\1\\n"', "says in words what is wrong"),
+    (r'"answer = None', '"answer = 3', "not attempted yet"),
+    (r'"# A solution', '"# A way', "is collapsed"),
+    (r"\.result\((\w+)\)\.require\(\)", r".check(\1).require()", "judged by .result"),
+    (r'(?s)("# A solution\.)(.*)"td.score\(\)', r'\1\\nb = 3\2"b + td.score()', "b is what"),
+    (r"guess\.compare", "guess.show", "before the last one is judged"),
+    (r"td\.score\(\)", "td.scores()", "ends with td.score()"),
+    (r'"source_hidden": true(?=[^}]+\}[^}]+keep_output)', '"x": true', "collapse it"),
+    (r'(?s)"# (.*\| yours - \| )', r'"# Of 7,777 B \1formula 7,777 B ', "7777 is written before"),
 ]
+"""What is replaced in the text of the first notebook that has it, by what, and what is found."""
 
 
-@pytest.mark.parametrize(("cells", "title", "fault"), PLANTED)
-def test_a_planted_fault_is_found(cells, title, fault):
-    assert faults(notebook(fact(), *exercise(), *exercise(PLAIN), *prediction())) == []
-    found = faults(notebook(*cells, title=title))
-    assert [f for f in found if fault in f], found
+@pytest.mark.parametrize(("what", "by", "fault"), PLANTED)
+def test_a_planted_fault_is_found(what, by, fault):
+    text = next(t for path in NOTEBOOKS if re.search(what, t := path.read_text("utf-8")))
+    found = faults(nbformat.reads(re.sub(what, by, text, count=1), as_version=4))
+    assert [each for each in found if fault in each], found
 
 
 # -- the learner's copies, as `make lab` makes them ----------------------------------------------
@@ -273,7 +241,7 @@ def test_a_planted_fault_is_found(cells, title, fault):
 def written(folder: Path, *sources: str) -> Path:
     """A notebook 00_x of ``folder`` with these cells."""
     folder.mkdir(exist_ok=True)
-    nbformat.write(notebook(*map(new_code_cell, sources)), folder / "00_x.ipynb")
+    nbformat.write(new_notebook(cells=[*map(new_code_cell, sources)]), folder / "00_x.ipynb")
     return folder / "00_x.ipynb"
 
 
@@ -296,10 +264,10 @@ def test_fields_of_yesterdays_kernels_become_their_text_and_nothing_else_changes
     ran = nbformat.read(path, as_version=4)
     ran.metadata.language_info = {"name": "python", "version": platform.python_version()}
     widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "5"}, "text/plain": "8 B"}
-    ran.cells[1].outputs = [new_output("execute_result", widget, execution_count=1)]
+    ran.cells[0].outputs = [new_output("execute_result", widget, execution_count=1)]
     nbformat.write(ran, path)
     expected = copy.deepcopy(ran)
-    expected.cells[1].outputs[0].data = {"text/plain": "8 B"}
+    expected.cells[0].outputs[0].data = {"text/plain": "8 B"}
     refresh(tmp_path)
     assert nbformat.read(path, as_version=4) == expected
 

@@ -14,13 +14,9 @@ from oracles.published import PublishedGroup, PublishedRow, exact, measured
 import tiledask as td
 from tiledask.lab.accuracy import published_runs
 from tiledask.plan.data import data_file
-from tiledask.plan.fitting.memory import estimate_memory
-from tiledask.plan.fitting.overhead import CUDA_CONTEXT, overhead_of
-from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.calibration import holds
-from tiledask.plan.timing.step import estimate_step
 
+RUNS = [run for runs in published_runs().values() for run in runs]
 NOT_EXPLAINED = "bloom-206B-bf16-dp8tp4pp12mbs2-h128"
 """Ran out of memory; the estimate is as large as that of the 203 B row, which ran in 67 GB."""
 NO_ROOM = "dgxc-nemotron340b-2409-bf16-128"
@@ -59,11 +55,10 @@ def test_each_row_and_each_goal(key):
 
 @pytest.mark.parametrize("named", [True, False])
 def test_nine_of_ten_published_steps_lie_in_the_band(named):
-    every = [run for runs in published_runs().values() for run in runs]
-    steps = [run for run in every if run.is_timed and not run.is_layer]
+    steps = [run for run in RUNS if run.is_timed and not run.is_layer]
     inside = 0
     for run in steps:
-        step = estimate_step(*run[:5], framework=run.framework if named else None)
+        step = td.estimate_step(*run[:5], framework=run.framework if named else None)
         low, high = step.band
         inside += low <= run.measured / (1e3 if run.unit == "ms" else 1) <= high
         assert named or not run.framework or not step.calibration.named
@@ -82,11 +77,10 @@ def test_a_row_that_is_off_is_not_exact_and_fails_its_group():
 
 
 def test_the_errors_that_fits_counts_with_are_those_of_the_rows():
-    kept = json.loads(data_file("calibration", "memory_errors.json").read_text("utf-8"))
-    assert kept == published.memory_errors()
+    kept = published.memory_errors()
     every = [ratio for ratios in kept.values() for ratio in ratios]
     assert len(every) == sum(map(len, kept.values())) > 50
-    model, layout = td.load_model("llama-2-7b"), Layout(tp=8)
+    model, layout = td.load_model("llama-2-7b"), td.Layout(tp=8)
     for framework, own in (("megatron-deepspeed", True), ("hf-lora", False), (None, False)):
         run = model, layout, "8xH100", "mixed-adam-16", 2048
         ratios = kept[framework] if own else every
@@ -118,40 +112,11 @@ def test_every_time_that_is_claimed_has_room_or_its_row_says_that_it_has_none():
     assert refused == {f"llama3-t4-{case}": True for case in freed} | {NO_ROOM: False}
 
 
-def test_bigscience_104b_share_of_a_device():
-    """Parameters that its log prints, and what nvidia-smi showed under ZeRO-1."""
-    sizes = {"hidden": 11600, "layers": 64, "heads": 80, "ffn": 4 * 11600, "vocab": 50257}
-    model, layout = Model(**sizes, dropout=False), Layout(tp=4, pp=32)
-    # the published share divides all 13h of a layer's norms and biases by tp = 4; norms and
-    # output biases (6h) are whole on every device: 7.75h in place of 3.25h in each of 2 layers
-    whole = 2 * (31 - 13) * model.hidden // 4
-    ragged = 3 * model.hidden // 4  # of 50257 rows the fullest of 4 has 12565; it rounds down
-    held = estimate_memory(model, layout, "fp16-weights").ledger.by_tensor
-    assert [held(n)["weights"] // 2 - whole for n in (1, 0)] == [807_435_400, 953_180_700 + ragged]
-    # the log has no dp, 2 (64 nodes of 4) is assumed
-    run = replace(layout, dp=2, microbatches=1024, zero=1, recompute="full")
-    overhead = overhead_of(Layout(dp=256)) - CUDA_CONTEXT + 1271 * 2**20
-    shown = [n + overhead for n in estimate_memory(model, run, "deepspeed-fp16-adam").per_stage]
-    assert shown[0] / 1e9 == pytest.approx(22, rel=0.08)
-    # "without embedding" does not say on which of stages 1 .. 30, which hold less and less
-    assert min(shown[1:-1]) / 1e9 == pytest.approx(18, rel=0.08)
-
-
-def test_bloom_fp32_gradients_cost_4_bytes_a_parameter_that_zero_1_leaves_whole():
-    sizes = {"hidden": 14336, "layers": 70, "heads": 64, "ffn": 4 * 14336, "vocab": 250880}
-    layout = Layout(dp=8, tp=4, pp=12, microbatch=2, microbatches=128, zero=1, recompute="full")
-    for recipe in ("mixed-adam-20", "deepspeed-bf16-adam"):
-        rows = estimate_memory(Model(**sizes, dropout=True), layout, recipe).ledger.rows
-        added = sum(r.bytes for r in rows if (r.place, r.tensor) == (1, "fp32 gradients"))
-        assert added / 1e9 == pytest.approx(15, abs=2)
-
-
 @pytest.mark.parametrize(
     "name", ["llama8b-bf16-8", "gpt175b-bf16-128", "nemotron340b-2409-bf16-512"]
 )
 def test_the_best_that_search_finds_is_within_5_percent_of_what_nvidia_runs(name):
-    every = [run for runs in published_runs().values() for run in runs]
-    (run,) = (run for run in every if (run.case, run.quantity) == (f"dgxc-{name}", "step"))
+    (run,) = (run for run in RUNS if (run.case, run.quantity) == (f"dgxc-{name}", "step"))
     how = {"sequence": run.sequence, "recipe": run.recipe, "framework": run.framework}
     plans = td.search(run.model, run.cluster, run.layout.sequences, **how).settle(40)
     ours = [plans[at] for at in (0, plans.counts["fits"])]  # of those that fit, and that may
@@ -163,6 +128,7 @@ def test_the_page_has_every_group_and_leaves_the_errors_of_memory_as_they_are(ca
     errors = data_file("calibration", "memory_errors.json").read_text("utf-8")
     published.main()
     assert data_file("calibration", "memory_errors.json").read_text("utf-8") == errors
+    assert json.loads(errors) == published.memory_errors()
     lines = capsys.readouterr().out
     assert all(group.name.split()[0] in lines for group in published.groups())
     assert re.search(r"BLOOM-176B log, step times .* 2.6 %, worst 10.5 % \(31\)", lines)

@@ -95,16 +95,11 @@ def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
     evil = {"c0x": f"open({str(harm)!r}, 'w')", "c1x": "answer = puzzle.solve()"}
     hand_in(tmp_path, course, "eve", **evil, c4x="answer = exit")
     (hand_in(tmp_path, course, "nil")).write_text("no notebook")
-    found = grade(tmp_path / "handed in")
-    stars = {(each.learner, each.task): each.stars for each in found}
-    assert {who: stars[who, 1] for who in ("ada", "bob", "eve", "nil")} == {
-        "ada": 3, "bob": 1, "eve": 0, "nil": 0
-    }  # fmt: skip
-    said = {(each.learner, each.task): each.said for each in found}
-    assert said["eve", 1] == "not judged: an answer that has to run"
-    assert said["nil", 1] == "not judged: no such cell: it was removed"
-    assert said["ada", 2].startswith("Not attempted yet")
-    assert said["eve", 2] == "not judged: an answer that has to run"
+    found = {(each.learner, each.task): each for each in grade(tmp_path / "handed in")}
+    assert [found[who, 1].stars for who in ("ada", "bob", "eve", "nil")] == [3, 1, 0, 0]
+    assert found["eve", 1].said == found["eve", 2].said == "not judged: an answer that has to run"
+    assert found["nil", 1].said == "not judged: no such cell: it was removed"
+    assert found["ada", 2].said.startswith("Not attempted yet")
     assert not harm.exists()
 
 
@@ -135,9 +130,7 @@ def test_copies_for_a_class_have_tests_in_the_place_of_solutions(tmp_path, cours
     }.items()  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "path", sorted(copies.walkthroughs().glob("[0-9]*.ipynb")), ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
 def test_no_copy_for_a_class_has_a_solution(path):
     notebook = json.loads(path.read_text("utf-8"))
     made = assigned(notebook)["cells"]

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
 
 import tiledask as td
 from tiledask.distributed.pipelines.stages import stack
@@ -18,13 +20,11 @@ from tiledask.lab.plots.style import BLUE, ORANGE, PALE, RED
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
 )
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"
-    ),
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
 ]
 
 
@@ -37,9 +37,9 @@ def browser():
 
 
 @contextmanager
-def looked_at(browser, url: str, width: int, height: int = 900, offline: bool = False):
+def looked_at(browser, url: str, width: int, offline: bool = False):
     """A page in which nothing goes wrong while it is looked at, and what it asked for."""
-    context = browser.new_context(viewport={"width": width, "height": height})
+    context = browser.new_context(viewport={"width": width, "height": 900})
     page, errors, asked = context.new_page(), [], []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
@@ -53,16 +53,13 @@ def looked_at(browser, url: str, width: int, height: int = 900, offline: bool = 
 
 
 def check(page, words: list[str], colours: list[str]) -> None:
-    """The words can be read soon, a hundredth of the page has each colour, and all fits across."""
-    from matplotlib.image import imread
-
+    """The words can be read soon, some of the page has each colour, and all fits across."""
     for each in words:
         page.get_by_text(each, exact=True).first.wait_for(timeout=240_000)
     page.wait_for_timeout(600)
     pixels = imread(io.BytesIO(page.screenshot()))[..., :3]
     for colour in colours:
-        wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        assert (np.abs(pixels - wanted).max(axis=-1) < 0.02).mean() > 0.005
+        assert (np.abs(pixels - to_rgb(colour)).max(axis=-1) < 0.02).mean() > 0.005
     root = "document.documentElement"
     assert page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
 
@@ -105,20 +102,6 @@ def test_work_is_drawn_on_an_open_page(browser, cluster, what, name, width):
 def test_a_file_is_looked_at_without_a_network(browser, cluster, tmp_path):
     pipeline(cluster)
     path = td.report(tmp_path / "run.html", cluster)
-    with looked_at(browser, path.as_uri(), 800, 1400, offline=True) as (page, asked):
+    with looked_at(browser, path.as_uri(), 800, offline=True) as (page, asked):
         check(page, ["number in a box: the micro-batch"], [ORANGE])
         assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
-
-
-def test_what_is_pointed_at_is_said_within_the_page(browser, cluster, tmp_path):
-    pipeline(cluster)
-    path, said = td.report(tmp_path / "run.html", cluster), []
-    with looked_at(browser, path.as_uri(), 580) as (page, _):
-        for each in page.locator(".bk-Figure:visible").all()[:2]:
-            place = each.bounding_box()
-            for share in (0.3, 0.4, 0.5, 0.6, 0.9):
-                page.mouse.move(place["x"] + share * place["width"], place["y"] + 60, steps=3)
-                page.wait_for_timeout(300)
-                said += [tip.bounding_box() for tip in page.locator(".bk-Tooltip:visible").all()]
-    assert len(said) > 4
-    assert all(tip["x"] >= 0 and tip["x"] + tip["width"] <= 580 for tip in said)

@@ -37,9 +37,9 @@ def last(cluster):
 
     def newest(dask_scheduler):
         run = [*dask_scheduler.plugins[PAGE].runs.values()][-1]
-        return run.state, run.counted, [*run.spans], run.predicted
+        return run.state != "running" and (run.state, run.counted, [*run.spans], run.predicted)
 
-    wait_until(lambda: cluster.client.run_on_scheduler(newest)[0] != "running")
+    wait_until(lambda: cluster.client.run_on_scheduler(newest))
     return cluster.client.run_on_scheduler(newest)
 
 

@@ -14,65 +14,46 @@ from tiledask.lab.learner.score import score, write_contents
 from tiledask.lab.learner.start import lab_command
 
 
-def notebook(folder: Path, name: str, asked: int = 0):
-    cells = [("code", f'guess = td.predict("q{i}")\nguess') for i in range(asked)]
-    found = [{"cell_type": k, "source": [s], "metadata": {}} for k, s in cells]
-    (folder / f"{name}.ipynb").write_text(json.dumps({"cells": found}))
-
-
 @pytest.fixture
 def nbs(tmp_path):
-    """Three walkthroughs and their contents."""
+    """Three walkthroughs, of so many questions, and their contents."""
     folder = tmp_path / "nbs"
     folder.mkdir()
-    notebook(folder, "00_first")
-    notebook(folder, "01_second", asked=4)
-    notebook(folder, "02_last", asked=2)
-    rows = "\n".join(
-        f"| [{t}]({n}.ipynb) | do {t} | 29 |"
-        for t, n in (("00 One", "00_first"), ("01 Two", "01_second"), ("02 Three", "02_last"))
-    )
-    head = "| walkthrough | afterwards you can | minutes |\n|---|---|--:|"
-    (folder / "contents.md").write_text(f"# All\n\nWords.\n\n{head}\n{rows}\n")
+    rows = ["| walkthrough | afterwards you can | minutes |", "|---|---|--:|"]
+    for name, title, asked in (
+        ("00_x", "00 One", 0),
+        ("01_y", "01 Two", 4),
+        ("02_z", "02 End", 2),
+    ):
+        sources = [f'guess = td.predict("q{i}")\nguess' for i in range(asked)]
+        cells = [{"cell_type": "code", "source": [s], "metadata": {}} for s in sources]
+        (folder / f"{name}.ipynb").write_text(json.dumps({"cells": cells}))
+        rows.append(f"| [{title}]({name}.ipynb) | do {title} | 29 |")
+    (folder / "contents.md").write_text("\n".join(["# All\n\nWords.\n", *rows, ""]))
     return folder
 
 
-@pytest.fixture
-def learn(tmp_path):
-    folder = tmp_path / "learn"
-    (folder / ".progress").mkdir(parents=True)
-    return folder
+def test_the_page_says_what_was_predicted_and_where_to_go_on(nbs, tmp_path):
+    learn = tmp_path / "learn"
+    (learn / ".progress").mkdir(parents=True)
 
+    def page(name: str = "", *stars: int | None) -> str:
+        """With a prediction for each of ``stars``; None: asked, and nothing typed."""
+        into = kept.Kept(name, learn / ".progress" / f"{name}.json")
+        for i, each in enumerate(stars):
+            into.put(f"q{i}", **({"unit": ""} if each is None else {"value": 1.0, "stars": each}))
+        write_contents(nbs, learn)
+        return (learn / "contents.md").read_text()
 
-def predicted(learn: Path, name: str, *stars: int | None) -> None:
-    """Keep a prediction for each of ``stars``; None: asked, and nothing typed."""
-    table = {
-        f"q{i}": {"unit": ""} if s is None else {"value": 1.0, "stars": s}
-        for i, s in enumerate(stars)
-    }
-    into = kept.Kept(name, learn / ".progress" / f"{name}.json")
-    for question, facts in table.items():
-        into.put(question, **facts)
-
-
-def test_the_page_says_what_was_predicted_and_where_to_go_on(nbs, learn):
-    write_contents(nbs, learn)
-    page = (learn / "contents.md").read_text()
-    assert page.startswith("# All\n\n**0 of 6 predictions made, 0 of 18 stars** when ")
-    assert "takes about 1 hours. Begin with [01 Two](01_second.ipynb)." in page
-    predicted(learn, "01_second", 3, 1, None, 0)
-    write_contents(nbs, learn)
-    page = (learn / "contents.md").read_text()
-    assert "**3 of 6 predictions made, 4 of 18 stars**" in page
-    assert "| do 01 Two | 29 | 3&nbsp;of&nbsp;4 | 4&nbsp;of&nbsp;12 |" in page
-    assert "Go on with [01 Two]" in page
-    predicted(learn, "01_second", 3, 1, 0, 0)
-    write_contents(nbs, learn)
-    page = (learn / "contents.md").read_text()
-    assert "Go on with [02 Three]" in page
-    predicted(learn, "02_last", 3, 3)
-    write_contents(nbs, learn)
-    assert "Go on" not in (learn / "contents.md").read_text()
+    first = page()
+    assert first.startswith("# All\n\n**0 of 6 predictions made, 0 of 18 stars** when ")
+    assert "takes about 1 hours. Begin with [01 Two](01_y.ipynb)." in first
+    some = page("01_y", 3, 1, None, 0)
+    assert "**3 of 6 predictions made, 4 of 18 stars**" in some
+    assert "| do 01 Two | 29 | 3&nbsp;of&nbsp;4 | 4&nbsp;of&nbsp;12 |" in some
+    assert "Go on with [01 Two]" in some
+    assert "Go on with [02 End]" in page("01_y", 3, 1, 0, 0)
+    assert "Go on" not in page("02_z", 3, 3)
 
 
 def test_the_score_is_written_to_the_page_that_is_there_and_only_then(tmp_path, monkeypatch):

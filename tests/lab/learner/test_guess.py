@@ -3,12 +3,12 @@
 import sys
 
 import pytest
+from ipywidgets import widget
 
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.learner import kept
 from tiledask.lab.learner.guess import Guess
-from tiledask.lab.quantities import show_number
 
 
 @pytest.fixture(autouse=True)
@@ -34,57 +34,26 @@ def another_kernel(monkeypatch, notebook="learn/02_split.ipynb"):
 
 def test_a_learners_copy_keeps_its_predictions_whoever_opens_it(tmp_path, monkeypatch):
     """In an editor that sets no folder; beside others' notebooks nothing is kept."""
-    for name, there in (("learn", True), ("elsewhere", False)):
-        (tmp_path / name).mkdir()
-        if there:
-            (tmp_path / name / kept.PROGRESS).mkdir()
+    (tmp_path / "learn" / kept.PROGRESS).mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    for name, found in (("learn", 3), ("elsewhere", None)):
         another_kernel(monkeypatch, str(tmp_path / name / "02_split.ipynb"))
         td.predict("bytes").take(3)
-        assert (tmp_path / name / kept.PROGRESS / "02_split.json").exists() == there
         another_kernel(monkeypatch, str(tmp_path / name / "02_split.ipynb"))
-        assert td.predict("bytes").value == (3 if there else None)
+        assert td.predict("bytes").value == found
+    assert [*(tmp_path / "elsewhere").iterdir()] == []
 
 
 # -- a prediction, and the row ---------------------------------------------------------------------
 
-ROWS = [
-    ("B", 12e6, 12e6, 3, "exact"),
-    ("B", 12.04e6, 12e6, 3, "exact"),
-    ("B", 12.06e6, 12e6, 2, "1 ×, within 10 %"),
-    ("B", 13e6, 12e6, 2, "1.08 ×, within 10 %"),
-    ("B", 8e6, 12e6, 1, "0.667 ×, within a factor of 2"),
-    ("B", 24e6, 12e6, 1, "2 ×, within a factor of 2"),
-    ("B", 36e6, 12e6, 0, "3 ×, off"),
-    ("B", 0, 12e6, 0, "0 ×, off"),
-    ("B", 0, 0, 3, "exact"),
-    ("B", 5, 0, 0, "no"),
-    ("", 1771, 1771, 3, "exact"),
-    ("", 1770, 1771, 0, "no"),
-    ("", 0.273, 3 / 11, 3, "exact"),
-    ("", 0.29, 3 / 11, 2, "1.06 ×, within 10 %"),
-]
+# What each is worth: tests/laws/site_cases.json.
 
 
-@pytest.mark.parametrize(("unit", "yours", "actual", "stars", "verdict"), ROWS)
-def test_a_prediction_is_judged_by_its_digits_then_by_its_ratio(
-    unit, yours, actual, stars, verdict
-):
-    row = td.predict("size", yours, unit=unit).compare(measured=actual)
-    assert (row.stars, row.verdict) == (stars, verdict)
-    assert f"yours {show_number(yours, unit)} | measured" in repr(row)
-    assert f"{'★' * stars}{'☆' * (3 - stars)} " in row._repr_html_()
-
-
-def test_what_is_as_near_as_formula_and_measurement_are_is_right():
-    for yours, stars in ((1, 3), (1.065, 3), (1.12, 3), (0.94, 3), (1.14, 2), (0.9, 2)):
-        guess = Guess(f"naps {yours}", "s")
-        guess.take(yours)
-        assert guess.compare(formula=1.0, measured=1.065).stars == stars, yours
-    assert (
-        td.predict("nap", 1, unit="s").compare(formula=1, measured=1.2).verdict == "exact: formula"
-    )
-    assert td.predict("states", "3.5 TB", unit="B").compare(formula=3.517e12).stars == 2
-    assert td.predict("roughly", "3.5 TB", unit="B", digits=2).compare(formula=3.517e12).stars == 3
+def test_a_row_has_what_was_predicted_what_came_and_stars():
+    row = td.predict("size", 13e6, unit="B").compare(measured=12e6)
+    assert repr(row) == "size | yours 13,000,000 B | measured 12,000,000 B | 1.08 ×, within 10 %"
+    assert "★★☆ " in row._repr_html_()
+    assert td.predict("states", "3.5 TB", unit="B", digits=2).compare(formula=3.517e12).stars == 3
     assert "(B, 2 digits)" in repr(td.predict("another", unit="B", digits=2))
 
 
@@ -96,13 +65,6 @@ def test_the_first_prediction_counts_and_a_later_one_is_shown_behind_it():
     row = guess.compare(measured=1771)
     assert (guess.value, row.stars, row.cells["yours"]) == (1500, 0, "1,500 (later 1,771)")
     assert td.score().rows[0][1:4] == ("1 of 1", "0", "0 of 3")
-
-
-def test_a_number_with_a_unit_is_not_negative():
-    for unit in ("B", "s", "%"):
-        with pytest.raises(ConfigError, match=f"a number in {unit} is 0 or more, got"):
-            td.predict("size", "-3", unit=unit)
-    assert td.predict("difference", "-3").compare(measured=-3).stars == 3
 
 
 def test_something_is_there_to_compare_a_prediction_with():
@@ -136,10 +98,8 @@ def test_a_row_is_in_one_unit_and_says_why_below():
     assert "0.8\N{NO-BREAK SPACE}s" in row._repr_html_()
 
 
-def test_choices_are_right_or_not():
+def test_what_is_no_choice_is_refused():
     guess = td.predict("which is refused", "all", choices=("none", "all"))
-    assert guess.compare(measured="all").verdict == "right"
-    assert guess.compare(measured="none").verdict == "no"
     with pytest.raises(ConfigError, match="one of none, all, got 'some'"):
         guess.take("some")
     assert guess.value == "all"
@@ -209,18 +169,11 @@ def test_the_score_counts_tasks_too(folder, monkeypatch):
 
 
 def test_what_is_typed_into_the_field_is_kept_and_said():
-    widgets = pytest.importorskip("tiledask.lab.learner.field", reason="needs anywidget")
     guess = td.predict("bytes", unit="B")
-    made = []
-    init = widgets.Field.__init__
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            widgets.Field, "__init__", lambda self, **kw: (init(self, **kw), made.append(self))[0]
-        )
-        bundle = guess._repr_mimebundle_()
+    bundle = guess._repr_mimebundle_()
     assert bundle["text/plain"] == repr(Guess("bytes", "B"))
-    assert "application/vnd.jupyter.widget-view+json" in bundle
-    (field,) = made
+    view = bundle["application/vnd.jupyter.widget-view+json"]
+    field = widget._instances[view["model_id"]]
     field.typed = "8 MB"
     assert (guess.value, field.said) == (8e6, "kept: 8,000,000 B")
     field.typed = "8 MB or so"

@@ -61,13 +61,12 @@ def test_a_task_and_what_is_no_answer_are_drawn(name, one_thread):
         assert task(name).draw(answer).to_png().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("error", [ValueError("operands could not be broadcast"), KeyError("x")])
-def test_a_mistake_of_ours_is_no_verdict_on_an_answer(error):
+def test_a_mistake_of_ours_is_no_verdict_on_an_answer():
     def broken(answer):
-        raise error
+        raise ValueError("operands could not be broadcast")
 
     it = JudgedTask(name="broken", title="Broken", question="?", form="3", judge=broken)
-    with pytest.raises(type(error)):
+    with pytest.raises(ValueError, match="operands"):
         it.check(3)
 
 

@@ -1,11 +1,7 @@
-"""The walkthroughs' exercises: shifts, a faulty run.
-
-Holds `tiledask.lab.tasks.exercises`.
-"""
+"""The walkthroughs' exercises: shifts, a faulty run."""
 
 import numpy as np
 import pytest
-from oracles.judged import missed
 from oracles.tasks import cannon
 
 import tiledask as td
@@ -13,7 +9,8 @@ import tiledask as td
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-# -- Cannon ----------------------------------------------------------------------------------------
+def missed(result):
+    return [target.name for target in result.targets if not target.met]
 
 
 def summa(row, column, a, b):
@@ -35,15 +32,8 @@ def test_shifts_that_are_wrong_are_told_apart(answer, wrong):
     assert missed(td.task("cannon").check(answer)) == wrong
 
 
-# -- what trains -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def suspects():
-    return td.task("faulty-run", seed=0)
-
-
-def test_one_run_is_faulty_float64_tells_and_nothing_printed_does(suspects):
+def test_one_run_is_faulty_float64_tells_and_nothing_printed_does():
+    suspects = td.task("faulty-run", seed=0)
     right = [name for name in suspects.runs if suspects.check(name)]
     assert len(right) == 1
     assert suspects.runs[right[0]].dtype == "bfloat16"

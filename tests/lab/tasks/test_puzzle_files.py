@@ -1,13 +1,12 @@
-"""Puzzle files: what is read, what is refused and how it is said; and the command.
-
-Holds `tiledask.lab.files` and `tiledask.lab.tasks.play`.
-"""
+"""Puzzle files: what is read, what is refused and how it is said; and the command."""
 
 import json
 import re
-from pathlib import Path
+from functools import reduce
+from operator import getitem
 
 import pytest
+from oracles.finished import ROOT
 
 from tiledask.cli import main
 from tiledask.errors import ConfigError
@@ -17,8 +16,7 @@ from tiledask.lab.tasks import load_puzzle, puzzle_levels
 from tiledask.lab.tasks.task import Hint
 from tiledask.plan.data import shipped_json
 
-FOLDER = Path(__file__).parents[3] / "data" / "puzzles"
-PAGE = Path(__file__).parents[3] / "nbs" / "README.md"
+PAGE = ROOT / "nbs" / "README.md"
 OF_KIND = {
     "partition": "24-memory-cap",
     "choice": "five-percent-idle",
@@ -34,16 +32,13 @@ def write(path, values):
 
 def changed(name, **changes):
     """The file of a level with values put in ("inputs__costs") or, for None, taken out."""
-    values = json.loads((FOLDER / f"{name}.json").read_text())
+    values = json.loads((ROOT / f"data/puzzles/{name}.json").read_text())
     for where, value in changes.items():
         *path, key = where.split("__")
-        inner = values
-        for step in path:
-            inner = inner[step]
+        inner = reduce(getitem, path, values)
+        inner[key] = value
         if value is None:
             del inner[key]
-        else:
-            inner[key] = value
     return values
 
 
@@ -116,8 +111,8 @@ def test_a_bad_file_is_refused_by_its_key(tmp_path, kind, changes, words):
 
 
 def run(capsys, *arguments):
-    code = main(["puzzle", *arguments, "--json"])
-    return code, json.loads(capsys.readouterr().out)
+    main(["puzzle", *arguments, "--json"])
+    return json.loads(capsys.readouterr().out)
 
 
 @pytest.fixture
@@ -127,6 +122,10 @@ def kept_in(tmp_path, monkeypatch):
     return tmp_path / "state" / "tiledask" / "terminal.json"
 
 
+def stars(capsys):
+    return {level["name"]: level["stars"] for level in run(capsys) if level["stars"]}
+
+
 def test_terminal_and_notebooks_count_what_the_other_solved(capsys, kept_in, tmp_path, monkeypatch):
     monkeypatch.setattr("tiledask.lab.learner.kept.NEAR", (PROGRESS, f"learn/{PROGRESS}"))
     (tmp_path / "learn" / PROGRESS).mkdir(parents=True)
@@ -134,20 +133,18 @@ def test_terminal_and_notebooks_count_what_the_other_solved(capsys, kept_in, tmp
     load_puzzle(5).check("1-6 | 7-13 | 14-20 | 21-24")
     for folder in (tmp_path, tmp_path / "learn"):
         monkeypatch.chdir(folder)
-        stars = {level["name"]: level["stars"] for level in run(capsys)[1]}
-        assert {name: n for name, n in stars.items() if n} == {"24-uneven": 3}
+        assert stars(capsys) == {"24-uneven": 3}
     run(capsys, "1", "--answer", "1-7 | 8-12 | 13-18 | 19-24")
     assert [row[0] for row in score().rows] == ["06 cut", "terminal", "all"]
     assert not kept_in.exists()
 
 
 def test_hints_come_one_by_one_and_stars_are_listed(capsys, kept_in):
-    hints = [run(capsys, "5", "--hint")[1]["hint"] for _ in range(4)]
+    hints = [run(capsys, "5", "--hint")["hint"] for _ in range(4)]
     assert hints == [str(Hint(n, 3, load_puzzle(5).hints[n - 1])) for n in (1, 2, 3, 3)]
     run(capsys, "5", "--answer", "1-6 | 7-13 | 14-20 | 21-24", "--answer", "x")
     run(capsys, "1", "--answer", "1-7 | 8-12 | 13-18 | 19-24")
-    stars = {level["name"]: level["stars"] for level in run(capsys)[1]}
-    assert {name: n for name, n in stars.items() if n} == {"24-on-4": 1, "24-uneven": 3}
+    assert stars(capsys) == {"24-on-4": 1, "24-uneven": 3}
     assert main(["puzzle"]) == 0
     assert f"1 of {len(puzzle_levels())} solved" in capsys.readouterr().out
     kept = Kept("", kept_in).all(TASKS)

@@ -1,38 +1,27 @@
 """Every level can be solved, and not at once; each wrong answer is refused in its own words."""
 
-import re
-
 import pytest
 from oracles.figures import places
+from oracles.tasks import text
 
 from tiledask.lab.plots.style import RED
-from tiledask.lab.tasks import load_puzzle, puzzle_levels
+from tiledask.lab.tasks import load_puzzle, puzzle_names
 from tiledask.lab.tasks.result import Result, Target, UnsolvedError
 from tiledask.plan.pipelines import closed_form
-from tiledask.plan.pipelines.schedules import schedule
-
-LEVELS = puzzle_levels()
-NAMES = [p.name for p in LEVELS]
 
 
 def with_targets(puzzle, **targets):
     """The same puzzle with other targets, or with none of a measure for None."""
-    wanted = {
-        name: most for name, most in {**puzzle.targets, **targets}.items() if most is not None
-    }
+    wanted = {n: most for n, most in {**puzzle.targets, **targets}.items() if most is not None}
     file = {"title": "x", "kind": puzzle.kind, "task": "x", "inputs": dict(puzzle.inputs)}
     return load_puzzle(file | {"targets": wanted})
-
-
-def text(name, stages, microbatches, **options):
-    return schedule(name, stages, microbatches, **options).to_text()
 
 
 # --- the levels -------------------------------------------------------------------------
 
 
 @pytest.mark.few(8)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", puzzle_names())
 def test_a_target_below_the_best_is_out_of_reach(name):
     """The best that the score compares with is the best: nothing meets a target below it."""
     puzzle = load_puzzle(name)
@@ -83,10 +72,9 @@ WRONG = [
 def test_a_wrong_answer_is_refused_in_its_own_words(name, answer, words):
     result = load_puzzle(name).check(answer)
     assert result.attempted
-    assert not result
     assert result.stars <= 1
     assert words in result.reason
-    with pytest.raises(UnsolvedError, match=re.escape(f"{name}: ")):
+    with pytest.raises(UnsolvedError, match=f"{name}: "):
         result.require()
 
 
@@ -106,13 +94,10 @@ def test_what_is_not_ambiguous_is_read():
 
 def test_legal_but_slow_says_by_how_much():
     result = load_puzzle("24-uneven").check(EVEN)
-    assert result.legal
-    assert not result
     assert result.reason == (
         "Not yet: time of the slowest device 9, target at most 7: 2 too much; device 3, with "
         "layers 19 to 24, is the slowest, device 1 takes 6."
     )
-    assert [t.met for t in result.targets] == [True, False]
     assert (result.stars, result.score[:3]) == (1, "★☆☆")
     solved = with_targets(load_puzzle("24-uneven"), bottleneck=9).check(EVEN)
     assert "29 % above the best possible" in solved.score
@@ -138,23 +123,22 @@ def test_stars_and_scores():
 # --- drawings ---------------------------------------------------------------------------------
 
 
-def gids(figure):
-    return [str(a.get_gid()) for axes in figure.axes for a in axes.get_children()]
-
-
 def test_the_drawing_shows_layers_limits_and_what_is_wrong():
+    def gids(name, answer):
+        axes = load_puzzle(name).draw(answer).axes
+        return {str(part.get_gid()) for each in axes for part in each.get_children()}
+
     (axes,) = load_puzzle("24-uneven").draw("1-6 | 7-13 | 14-20 | 21-24").axes
     boxes = [place for n in range(1, 25) for place in places(axes, f"layer {n}")]
     assert len(boxes) == 24
     assert max(x + width for x, _, width, _ in boxes) == 7
     (target,) = (line for line in axes.lines if line.get_gid() == "target")
     assert set(target.get_xdata()) == {7}
-    assert not [g for g in gids(load_puzzle("24-uneven").draw(EVEN)) if "wrong l" in g]
-    assert "wrong excess" in gids(load_puzzle("24-uneven").draw(EVEN))
+    assert [g for g in gids("24-uneven", EVEN) if "wrong" in g] == ["wrong excess"]
     capped = load_puzzle("24-memory-cap").draw(EVEN)
     labels = capped.axes[0].get_yticklabels()
     assert labels[0].get_text() == "device 0, 9 of 8 GB"
     assert [tick.get_color() == RED for tick in labels] == [True, False, False, True]
-    twice = load_puzzle("24-on-4").draw("1-6 | 6-12 | 13-18 | 19-23")
-    assert {"wrong layer 6", "wrong layer 24"} <= set(gids(twice))
-    assert "send" in gids(load_puzzle("costly-cuts").draw("1-4 | 5-8 | 9-12 | 13-16"))
+    twice = gids("24-on-4", "1-6 | 6-12 | 13-18 | 19-23")
+    assert {"wrong layer 6", "wrong layer 24"} <= twice
+    assert "send" in gids("costly-cuts", "1-4 | 5-8 | 9-12 | 13-16")
