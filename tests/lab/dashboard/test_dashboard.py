@@ -13,34 +13,18 @@ from tiledask.lab.plots.style import colour_named
 from tiledask.lab.plots.timelines import KINDS
 
 EVIL = "<script>alert('x')</script>"
-PIPELINE = {
-    "run": "tiledask-run-a",
-    "kind": "pipeline",
-    "lanes": ["device 0", "device 1"],
-    "facts": {"schedule": "1f1b"},
-    "predicted": {"actions": 8, "idle": [0.25, 0.5]},
-}
-PRODUCT = {
-    "run": "product-a",
-    "kind": "product",
-    "lanes": ["rank 0", "rank 1"],
+PIPELINE = {"run": "tiledask-run-a", "kind": "pipeline", "lanes": ["device 0", "device 1"]}
+PIPELINE |= {"facts": {"schedule": "1f1b"}, "predicted": {"actions": 8, "idle": [0.25, 0.5]}}
+PRODUCT = {"run": "product-a", "kind": "product", "lanes": ["rank 0", "rank 1"]}
+PRODUCT |= {
     "facts": {"algorithm": "summa panel 2"},
-    "predicted": {
-        "panels": [2, 2],
-        "received": [100, 300],
-        "memory": [1000, 2000],
-        "seconds": 8.0,
-        "busy": [6.0, 4.0],
-    },
+    "predicted": {"panels": [2, 2], "received": [100, 300], "memory": [1000, 2000]},
     "counted": [(0, {"held": 5000, "resident": 400}), (1, {"held": 6000, "resident": 500})],
 }
-TRAINING = {
-    "run": "tiledask-training-a",
-    "kind": "training",
-    "lanes": ["rank 0", "rank 1"],
-    "facts": {"layout": "dp 2, tp 1, pp 1"},
-    "predicted": {"steps": 3, "tokens": 64, "floor": 0.5},
-}
+PRODUCT["predicted"] |= {"seconds": 8.0, "busy": [6.0, 4.0]}
+TRAINING = {"run": "tiledask-training-a", "kind": "training", "lanes": ["rank 0", "rank 1"]}
+TRAINING |= {"facts": {"layout": "dp 2, tp 1, pp 1"}}
+TRAINING |= {"predicted": {"steps": 3, "tokens": 64, "floor": 0.5}}
 
 
 @pytest.fixture
@@ -163,32 +147,21 @@ def test_a_product_under_way_shows_what_its_ranks_have_reported_beside_the_plan(
     assert view_of(made).facts["bytes between workers"] == "not counted, predicted 400 B"
 
 
-def training(made: Recorder) -> None:
-    """Two ranks: steps of a second, from second 100, a rank 0.1 s after the other."""
+def test_a_training_shows_its_loss_and_one_board_shows_any_run(made):
+    board = Board(view_of(made))
     says(made, TRAINING)
-    for step in range(3):
+    assert view_of(made).facts["steps done"] == "0 of 3"
+    for step in range(3):  # of a second, from second 100; one rank 0.1 s after the other
         for rank in (0, 1):
             row = rank, "step", step, 2.0 - step / 2, 1000, 6, 3, 101.0 + step + rank / 10
             says(made, TRAINING, spans=[row], counted=[(rank, {"begin": 100.0})])
-
-
-def test_a_training_shows_its_loss_and_what_a_step_takes(made):
-    says(made, TRAINING)
-    assert view_of(made).facts["steps done"] == "0 of 3"
-    training(made)
     view = view_of(made)
     assert facts(view) == (
         "layout: dp 2, tp 1, pp 1 | steps done: 3 of 3 | loss: 2.0000 | time per step: 1.03 s | "
         "tokens/s: 62 | barriers: 3 a step | bytes: 2 kB a step"
     )
     assert view.loss == ([0, 1, 2], [4.0, 3.0, 2.0], 0.5)
-    assert view.charts == {}
-
-
-def test_one_board_shows_any_run(made):
-    board = Board(view_of(made))
-    training(made)
-    board.show(view_of(made))
+    board.show(view)
     assert [row.visible for row in board.rows.values()] == [False, False, True]
     assert board.loss.data == {"x": [0, 1, 2], "y": [4.0, 3.0, 2.0]}
     assert board.floor.data["y"] == [0.5, 0.5]
@@ -202,13 +175,10 @@ def test_one_board_shows_any_run(made):
     assert time.plot.xaxis[0].axis_label == "time since the start (s)"
 
 
-def test_the_page_says_which_notebook_has_started_its_cluster(monkeypatch):
+def test_tasks_are_drawn_by_worker_when_no_run_is_newer(made, monkeypatch):
+    assert view_of(made).title.startswith("Nothing has run yet")
     monkeypatch.setenv("JPY_SESSION_NAME", "/learn/05_split_a_layer.ipynb")
     assert view_of(Recorder()).title.startswith("05_split_a_layer: Nothing has run yet")
-
-
-def test_tasks_are_drawn_by_worker_when_no_run_is_newer(made):
-    assert view_of(made).title.startswith("Nothing has run yet")
     ran(made, "tcp://a", "old-1", ("compute", 60, 61))
     ran(made, "tcp://gone", "add-1", ("transfer", 60, 61), ("compute", 61, 63))
     view = view_of(made)
@@ -243,8 +213,8 @@ def test_a_worker_that_ends_and_another_of_its_name_leave_a_mark_in_their_lane(m
     made.add_worker(made.scheduler, "tcp://c")
     assert made.changes > seen
     view = view_of(made)
-    (mark,) = (box for box in view.charts["time"].boxes if box.gid == views.GONE)
-    assert (mark.at[0], mark.at[2]) == (3, 2)
+    marks = [(b.at[0], b.at[2]) for b in view.charts["time"].boxes if b.gid == views.GONE]
+    assert marks == [(3, 2)]
     assert list(view.charts["time"].lanes) == ["worker 0", "worker 1"]
     assert list(view.charts["idle"].lanes) == ["50.0 %", "50.0 %"]
     assert views.GONE in legend(view)

@@ -1,6 +1,7 @@
 """The page on real clusters: what was run and counted is what it shows, and never what fails."""
 
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,6 +12,9 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
+from oracles.finished import finished
 from oracles.pages import outside
 from oracles.waiting import wait_until
 
@@ -21,6 +25,7 @@ from tiledask.distributed.products import matmul
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.dashboard import Recorder
 from tiledask.lab.dashboard.page import view_of
+from tiledask.lab.plots.style import BLUE, ORANGE, PALE
 from tiledask.plan.units import format_bytes
 
 pytestmark = pytest.mark.cluster
@@ -48,27 +53,46 @@ def operand(cluster, n: int = 96):
     return td.distribute(a, td.Mesh(cluster, (2, 2)), (td.Shard(0), td.Shard(1)))
 
 
-def test_a_real_run_is_drawn_as_it_is_measured(cluster, tmp_path):
-    schedule = td.schedule("1f1b", 3, 4)
+def pipeline(cluster):
     batch = np.random.default_rng(0).standard_normal((8, 12))
     stages, times = stack((0, 1, 2, 3), width=12, hidden=20), {"forward": 0.01, "backward": 0.02}
-    run = td.run_schedule(schedule, stages, batch, cluster, target=batch, **times)
+    return td.run_schedule(td.schedule("1f1b", 3, 4), stages, batch, cluster, target=batch, **times)
+
+
+def test_a_real_run_is_drawn_as_it_is_measured(cluster, tmp_path):
+    run = pipeline(cluster)
     state, _, spans, _ = last(cluster)
     assert state == "done"
-    assert len({span[1:4] for span in spans if span[1] != "T"}) == len(schedule)
+    assert len({span[1:4] for span in spans if span[1] != "T"}) == 24
     view = shown(cluster)
     idle, whole = view.charts["idle"], run.timeline.makespan
     ends = [box.at[0] + box.at[2] for box in view.charts["time"].boxes if box.words]
     assert max(ends) == pytest.approx(whole, abs=1e-6)
     assert idle.lanes == [f"{100 * each / whole:.1f} %" for each in run.timeline.idle_per_device]
     assert idle.marks == pytest.approx([100 / 3] * 3)
-    assert view.facts["actions done"] == f"{len(schedule)} of {len(schedule)}"
+    assert view.facts["actions done"] == "24 of 24"
     path = str(tmp_path / "new" / "run.html")
     html = td.report(path, cluster, title="<b>1</b>").read_text("utf-8")
     assert outside(html) == []
     assert "default-src 'none'" in html
     assert "<b>1" not in html
     assert "33.3 %" in html
+
+
+@pytest.mark.slow
+def test_a_browser_draws_a_file_without_a_network(cluster, tmp_path):
+    if not (chromium := shutil.which("chromium")):
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    pipeline(cluster)
+    path = td.report(tmp_path / "run.html", cluster)
+    words = f"--screenshot={tmp_path}/page.png --window-size=1400,900 --virtual-time-budget=9000"
+    words = [*words.split(), "--headless", "--no-sandbox", "--enable-logging=stderr"]
+    offline = "--host-resolver-rules=MAP * ~NOTFOUND"
+    said = finished(chromium, *words, offline, path.as_uri()).stderr.splitlines()
+    assert not [line for line in said if "CONSOLE" in line and "rror" in line]
+    pixels = imread(tmp_path / "page.png")[..., :3]
+    for colour in (BLUE, ORANGE, PALE):
+        assert (np.abs(pixels - to_rgb(colour)).max(axis=-1) < 0.02).mean() > 0.005
 
 
 @pytest.mark.few(1)

@@ -90,15 +90,6 @@ SPLIT = Ledger.of(
     )
 )
 RING = Traffic.of(4, [(i, (i + 1) % 4, 16_777_216) for i in range(4)])
-PAIRS = Timeline.of(
-    2,
-    [
-        (d, kind, stage, i, 3.0 * i + d, 3.0 * i + d + 3)
-        for d in range(2)
-        for i in range(3)
-        for kind, stage in (("F", d), ("B", 3 - d))
-    ],
-)
 SLOW_END = [  # device 1 takes twice as long, gets a block late, and starts late
     *((0, "F", 0, i, float(i), i + 1.0) for i in range(2)),
     (1, "T", 0, 0, 1.25, 1.75),
@@ -256,12 +247,13 @@ def test_a_timeline_is_a_box_for_each_action_piece_of_idle_time_and_transfer():
 
 
 def test_a_forward_and_a_backward_at_once_share_the_lane():
-    boxes = boxes_of(PAIRS)
+    ends = [(d, i, 3.0 * i + d) for d in range(2) for i in range(3)]
+    pairs = [(d, *of, i, at, at + 3) for d, i, at in ends for of in (("F", d), ("B", 3 - d))]
+    boxes = boxes_of(Timeline.of(2, pairs))
     above, below = ([box.at for box in boxes if box.gid == gid] for gid in ("F0", "B1"))
     assert len(above) == len(below) == 6
-    for (x, y, wide, high), (to, under, far, low) in zip(above, below, strict=True):
-        assert (x, wide, y + high) == pytest.approx((to, far, under))
-        assert high == low == pytest.approx(0.36)
+    for (x, y, wide, high), box in zip(above, below, strict=True):
+        assert (x, y + high, wide, 0.36) == pytest.approx(box)
 
 
 def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
@@ -277,9 +269,8 @@ def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
     widths = [text.get_window_extent().width for text in axes.texts]
     assert max(widths) <= 1.02 * 2 * np.ptp(across)  # F lasts 1 s, B 2 s
     uneven = plots.gantt(td.simulate(td.schedule("gpipe", 2, 4), forward=[21, 0.5], backward=0))
-    assert [(*t.get_position(), t.get_text()) for t in uneven.axes[0].texts] == [
-        (21 * i + 10.5, 0, f"{i}") for i in range(4)
-    ]
+    drawn = [(*t.get_position(), t.get_text()) for t in uneven.axes[0].texts]
+    assert drawn == [(21 * i + 10.5, 0, f"{i}") for i in range(4)]
     many = plots.gantt(pipeline(2, 300))
     assert not many.axes[0].texts
     assert "too narrow to number" in words(many)
@@ -367,7 +358,7 @@ def test_an_array_is_drawn_as_the_parts_that_ranks_have():
     holders = sum(len(ranks) for ranks, _ in shared.shared())
     assert sum(gid.startswith("shared") for gid in gids) == holders > 1
     assert {"24 × 32", "32 × 127", "127 × 32", "on several workers"} <= set(words(figure))
-    collective = next(t for t in figure.axes[0].texts if t.get_text() == "all_reduce")
+    (collective,) = (t for t in figure.axes[0].texts if t.get_text() == "all_reduce")
     assert collective.get_color() == plots.RED
 
 
@@ -422,9 +413,9 @@ def test_layers_lie_on_their_devices_and_crossings_are_red():
     ]  # fmt: skip
     assert axes.get_title(loc="left") == "round robin: 2 crossings"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["device 0", "device 1"]
-    for place, of_lines in ([0, 0], ["stays"]), ([0, 1], ["crossing:"]):
-        _, *entries = plots.layers_on_devices({"": place}).legends[0].get_texts()
-        assert [entry.get_text().split()[0] for entry in entries] == of_lines
+    for place, entry in ([0, 0], "stays"), ([0, 1], "crossing:"):
+        _, text = plots.layers_on_devices({"": place}).legends[0].get_texts()
+        assert text.get_text().split()[0] == entry
 
 
 def test_traffic_cells_are_the_bytes_and_hosts_are_told_apart():
