@@ -32,7 +32,6 @@ LAYOUTS = [
     pytest.param(PLAIN, (1, 1, 1), {}, marks=pytest.mark.slow),
     (PLAIN, (2, 2, 2), {"sequence_parallel": True, "clip": 0.5}),
     (PLAIN, (2, 1, 2), {"zero": 1, "dtype": "float16", "scale": LossScale(2.0**18)}),
-    pytest.param(GATED, (1, 4, 1), {"sequence_parallel": True}, marks=pytest.mark.slow),
     (GATED, (2, 2, 1), {"zero": 3, "clip": 0.5, "dtype": "float16"}),
 ]
 
@@ -50,19 +49,18 @@ def test_a_training_on_devices(model, shape, options, request, tmp_path):
         assert isinstance(again.weights[name], np.ndarray)
         assert np.array_equal(again.weights[name], w), name
     assert device.held == host.held
-    count = len(host.planned[0]) * 2
-    ran = [
-        (r.label, r.sent, r.received) for r in device.records.where(rank=0) if r.step is not None
-    ]
-    assert ran == [(r.label, r.sent, r.received) for r in host.records.where(rank=0)][: len(ran)]
-    assert shape == (1, 1, 1) or 0 < len(ran) <= count
+    ran, wanted = (
+        [(r.label, r.sent, r.received) for r in done.records.where(rank=0) if r.step is not None]
+        for done in (device, host)
+    )
+    assert ran
+    assert ran == wanted[: len(ran)]
 
 
-@pytest.mark.parametrize(
-    "ways",
-    [{}, {"data parallel": 2, "layerwise": 2}, {"network": 4}, {"data parallel": 2, "space": 2}],
-    ids=lambda ways: "x".join(ways) or "single",
-)
+WAYS = [{}, {"data parallel": 2, "layerwise": 2}, {"network": 4}, {"data parallel": 2, "space": 2}]
+
+
+@pytest.mark.parametrize("ways", WAYS, ids=lambda ways: "x".join(ways) or "single")
 def test_lenet_on_devices(ways, request):
     options = {"steps": 2, "batch": 5, "rule": SGD(0.1, momentum=0.9)}
     host = train_lenet(DIGITS, ways, **options)

@@ -1,7 +1,4 @@
-"""The base install is NumPy and rich: the planner works with them alone, and says what is missing.
-
-A process that finds no other package plans, simulates and judges puzzles.
-"""
+"""The base install, NumPy and rich, plans, simulates and judges; and it says what is missing."""
 
 import tomllib
 
@@ -92,20 +89,11 @@ def test_the_planner_works_with_the_base_alone_and_without_fcntl():
 
 def test_each_thing_that_needs_more_says_what_brings_it(tmp_path):
     """Never that there is no module of some name, and never after work that is lost."""
-    ask = f"""
-for what in {list(MISSING)!r}:
-    try:
-        eval(what)
-    except ModuleNotFoundError as error:
-        print(error)
-"""
+    tried = "\n    try: eval(what)\n    except ModuleNotFoundError as error: print(error)"
+    ask = f"for what in {list(MISSING)!r}:{tried}"
     done = python("-c", f"{ONLY_BASE.replace('posix or', 'not posix and')}{ask}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = dict(zip(MISSING, done.stdout.splitlines(), strict=True))
-    for what, extra in MISSING.items():
-        assert said[what].endswith(install(extra)), (what, said[what])
-
-
-def test_a_fault_of_ours_is_not_a_missing_package():
+    for said, what in zip(done.stdout.splitlines(), MISSING, strict=True):
+        assert said.endswith(install(MISSING[what])), (what, said)
     with pytest.raises(ModuleNotFoundError, match=r"^No module"), needed_for("td.x"):
         raise ModuleNotFoundError("No module named 'tiledask.x'", name="tiledask.x")

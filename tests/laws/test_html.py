@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from oracles.finished import ROOT
 
 import tiledask as td
 from tiledask import Ledger
@@ -12,7 +13,6 @@ from tiledask.plan import html
 from tiledask.plan.inputs.hardware import ClusterSpec, Link, load_device
 from tiledask.plan.ledger import ALWAYS, Row
 
-ROOT = Path(__file__).parents[2]
 EVIL = "<script>alert(1)</script>"
 QUOTES = f"' onmouseover='{EVIL}"
 
@@ -21,14 +21,8 @@ DEVICE = replace(load_device("A100-40GB"), name=EVIL, source=EVIL)
 CLUSTER = ClusterSpec(2, DEVICE, 2, Link(EVIL, 1e11), Link(EVIL, 1e10))
 LAYOUT = td.Layout(dp=2)
 LARGE = replace(MODEL, layers=1000)
-PUZZLE = {
-    "title": EVIL,
-    "kind": "partition",
-    "task": f"{EVIL} with at most 1 change and 1 on each.",
-    "hints": [EVIL],
-    "inputs": {"costs": "1, 1", "devices": 2},
-    "targets": {"crossings": 1, "bottleneck": 1},
-}
+PUZZLE = {"title": EVIL, "kind": "partition", "task": EVIL, "hints": [EVIL]}
+PUZZLE |= {"inputs": {"costs": "1, 1", "devices": 2}, "targets": {"crossings": 1, "bottleneck": 1}}
 
 
 def some_records():

@@ -18,14 +18,11 @@ from oracles.finished import ROOT, python
 import tiledask as td
 
 
-def test_every_line_of_the_stub_is_a_public_name():
+def test_every_line_of_the_stub_is_a_public_name_and_every_one_is_there():
     stub = ast.parse((ROOT / "tiledask/__init__.pyi").read_text("utf-8"))
     lines = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     names = [each.asname for node in lines for each in node.names]
     assert sorted(names) == td.__all__, "write the line as `from HOME import NAME as NAME`"
-
-
-def test_every_public_name_is_there():
     for name in td.__all__:
         value = getattr(td, name)
         assert value.__doc__ or not isinstance(value, ModuleType), name
@@ -79,13 +76,12 @@ def test_every_name_that_a_notebook_uses_is_there():
 
 
 def test_the_wheel_has_the_package_its_data_its_notebooks_and_its_types():
-    files = WheelBuilder(str(ROOT)).recurse_included_files()
-    wheel = {each.distribution_path for each in files}
+    builder = WheelBuilder(str(ROOT))
+    wheel = {each.distribution_path for each in builder.recurse_included_files()}
     assert {"tiledask/__init__.pyi", "tiledask/py.typed", "tiledask/plan/formulas.py"} <= wheel
     for folder in ("_data/models/", "_nbs/00_"):
         assert any(path.startswith(f"tiledask/{folder}") for path in wheel)
-    assert not {path for path in wheel if path.partition("/")[0] != "tiledask"}
-    builder = WheelBuilder(str(ROOT))
+    assert {path.partition("/")[0] for path in wheel} == {"tiledask"}
     assert builder.metadata.core.license_files == ["LICENSE"]
     assert builder.metadata.version == td.__version__
 

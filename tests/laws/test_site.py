@@ -88,20 +88,9 @@ def judged(task, answer):
     return rule, got.get("makespan"), got.get("kept"), result.stars
 
 
-UNEVEN = {
-    "title": "one each",
-    "kind": "order",
-    "task": "",
-    "inputs": {
-        "stages": 3,
-        "microbatches": 3,
-        "forward": [1, 2, 3],
-        "backward": [2, 5, 4],
-        "latency": [0.5, 1.5],
-        "memory_limit": [3, 2, 1],
-    },
-    "targets": {"makespan": 40, "kept": 3},
-}
+UNEVEN = {"title": "one each", "kind": "order", "task": "", "targets": {"makespan": 40, "kept": 3}}
+UNEVEN["inputs"] = {"stages": 3, "microbatches": 3, "forward": [1, 2, 3], "backward": [2, 5, 4]}
+UNEVEN["inputs"] |= {"latency": [0.5, 1.5], "memory_limit": [3, 2, 1]}
 
 
 def actions(answer):

@@ -15,7 +15,7 @@ all_gather (Korthikanti et al., arXiv:2205.05198), so both forms move the same b
 the gathered x is kept.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tiledask.plan.collectives.algorithms import default
@@ -25,15 +25,13 @@ from tiledask.plan.products.traffic import Traffic
 
 
 class Call(NamedTuple):
-    """One collective of a layer."""
+    """One collective: its label as in the records of a run, layer/operation/forward or backward;
+    elements of each member's chunk; the ranks of the tensor-parallel group that take part."""
 
     label: str
-    """As in the records of a run: layer/operation/forward or backward."""
     kind: str
     counts: tuple[int, ...]
-    """Elements of each member's chunk."""
     members: tuple[int, ...]
-    """Ranks of the tensor-parallel group that take part."""
 
     def cost(self, itemsize: int) -> Traffic:
         """What the members move, in bytes."""
@@ -65,7 +63,8 @@ class LayerCalls(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """What flows between layers: [batch, tokens, width] over ``ranks``.
+    """What flows between layers: [batch, tokens, width] over ``ranks``, cut along its tokens if
+    ``sequence``; layers that ``regather`` keep only their shard and gather again backwards.
 
     >>> Stream(2, 7, 16, ranks=4, sequence=True).chunks
     (64, 64, 64, 32)
@@ -75,11 +74,8 @@ class Stream(NamedTuple):
     tokens: int
     width: int
     ranks: int
-    """Of the tensor-parallel group."""
     sequence: bool = False
-    """Whether it is cut along its tokens."""
     regather: bool = False
-    """Whether layers keep only their shard, and gather again in the backward."""
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -88,14 +84,18 @@ class Stream(NamedTuple):
             return tuple(self.batch * n * self.width for n in even(self.tokens, self.ranks))
         return even(self.batch * self.tokens * self.width, self.ranks)
 
+    def calls(self, forward: Iterable = (), backward: Iterable = ()) -> LayerCalls:
+        """Of (label, kind, counts) of all ranks; one rank alone calls nothing."""
+        if self.ranks == 1:
+            return LayerCalls()
+        everyone = tuple(range(self.ranks))
+        both = forward, backward
+        return LayerCalls(*(tuple(Call(*each, everyone) for each in calls) for calls in both))
+
 
 def column_linear(x: Stream, *names: str) -> LayerCalls:
     """Of x w, w cut along its columns; or of several such matrices that all take x, and are gone
-    through backwards in the same order.
-
-    >>> [(c.label, c.kind, c.counts) for c in column_linear(Stream(1, 4, 2, ranks=2)).calls]
-    [('column_linear/backward', 'all_reduce', (4, 4))]
-    """
+    through backwards in the same order."""
     forward, backward = [], []
     for name in names or ("column_linear",):
         into, back = f"{name}/forward", f"{name}/backward"
@@ -103,14 +103,14 @@ def column_linear(x: Stream, *names: str) -> LayerCalls:
             forward.append((into, "all_gather", x.chunks))
             backward += [(back, "all_gather", x.chunks)] * x.regather
         backward.append((back, "reduce_scatter" if x.sequence else "all_reduce", x.chunks))
-    return _calls(x.ranks, forward, backward)
+    return x.calls(forward, backward)
 
 
 def row_linear(y: Stream, name: str = "row_linear") -> LayerCalls:
     """Of x w, w cut along its rows; ``y`` is what comes out."""
     kind = "reduce_scatter" if y.sequence else "all_reduce"
     back = [(f"{name}/backward", "all_gather", y.chunks)] * y.sequence
-    return _calls(y.ranks, [(f"{name}/forward", kind, y.chunks)], back)
+    return y.calls([(f"{name}/forward", kind, y.chunks)], back)
 
 
 def embedding(y: Stream) -> LayerCalls:
@@ -123,30 +123,23 @@ def cross_entropy(x: Stream, smoothing: float = 0.0) -> LayerCalls:
 
     3 b s elements in 2 barriers (Megatron has 3), where gathering the logits would move b s V.
     """
-    counts = {"maximum": 1, "sums": 3 if smoothing else 2}
-    tokens = x.batch * x.tokens
-    return _calls(
-        x.ranks,
-        [
-            (f"cross_entropy/{what}/forward", "all_reduce", even(n * tokens, x.ranks))
-            for what, n in counts.items()
-        ],
-    )
+    each = {"maximum": 1, "sums": 3 if smoothing else 2}
+    counts = {what: even(n * x.batch * x.tokens, x.ranks) for what, n in each.items()}
+    return x.calls((f"cross_entropy/{what}/forward", "all_reduce", n) for what, n in counts.items())
 
 
 def norm(x: Stream, bias: bool, name: str) -> LayerCalls:
     """Of a norm of ``x``: its weights' gradients, where every rank sees other tokens."""
     summed = (f"{name}/backward", "all_reduce", even(x.width * (1 + bias), x.ranks))
-    return _calls(x.ranks, backward=[summed] * x.sequence)
+    return x.calls(backward=[summed] * x.sequence)
 
 
 def mlp(x: Stream) -> LayerCalls:
-    """Of the plain feed-forward layer."""
     return column_linear(x, "w_1").then(row_linear(x, "w_2")).inside("mlp")
 
 
 def swiglu_mlp(x: Stream, fused: bool = True) -> LayerCalls:
-    """Of the gated feed-forward layer; ``fused``: gate and up are one matrix, w_gate_up."""
+    """``fused``: gate and up are one matrix, w_gate_up."""
     into = column_linear(x, *(["w_gate_up"] if fused else ["w_gate", "w_up"]))
     return into.then(row_linear(x, "w_down")).inside("mlp")
 
@@ -158,10 +151,6 @@ def self_attention(
 
     ``fused``: q, k and v are one matrix, wqkv, as in Megatron-LM: one all_reduce backward. Of wq,
     wk and wv each has its own.
-
-    >>> stream = Stream(1, 8, 16, ranks=2)
-    >>> [len(self_attention(stream, 4, 4, 4, fused=f).backward) for f in (True, False)]
-    [1, 3]
     """
     into = column_linear(x, *(["wqkv"] if fused else ["wq", "wk", "wv"]))
     _, heads = deal_heads(query, kv, x.ranks)
@@ -175,12 +164,7 @@ def self_attention(
 
 
 def decoder_block(
-    x: Stream,
-    *heads: int,
-    fused: bool = True,
-    gated: bool = True,
-    norm_bias: bool = False,
-    bias: bool = False,
+    x: Stream, *heads: int, fused=True, gated=True, norm_bias=False, bias=False
 ) -> LayerCalls:
     """Of a block: norm, attention, norm, feed-forward; ``heads`` and ``fused`` as in these."""
     feed = swiglu_mlp(x, fused) if gated else mlp(x)
@@ -188,7 +172,7 @@ def decoder_block(
     return norm(x, norm_bias, "norm_1").then(attention, norm(x, norm_bias, "norm_2"), feed)
 
 
-def bytes_by_rank(calls: Iterable[Call], ranks: int, itemsize: int) -> tuple[Sequence[int], ...]:
+def bytes_by_rank(calls: Iterable[Call], ranks: int, itemsize: int) -> tuple[tuple[int, ...], ...]:
     """(sent, received) in bytes by each rank of the group in all of ``calls``.
 
     >>> bytes_by_rank(column_linear(Stream(1, 4, 2, ranks=2)).calls, 2, itemsize=8)
@@ -201,19 +185,3 @@ def bytes_by_rank(calls: Iterable[Call], ranks: int, itemsize: int) -> tuple[Seq
             sent[rank] += each.sent[i]
             received[rank] += each.received[i]
     return tuple(sent), tuple(received)
-
-
-_Called = tuple[str, str, tuple[int, ...]]
-"""The label, the kind and the counts of a Call."""
-
-
-def _calls(
-    ranks: int, forward: Iterable[_Called] = (), backward: Iterable[_Called] = ()
-) -> LayerCalls:
-    """With all ranks as members; one rank alone calls nothing."""
-    if ranks == 1:
-        return LayerCalls()
-    everyone = tuple(range(ranks))
-    return LayerCalls(
-        *(tuple(Call(*each, everyone) for each in calls) for calls in (forward, backward))
-    )

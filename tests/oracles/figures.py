@@ -1,15 +1,12 @@
 """What the tests of figures share: the words that are really drawn, and what a figure shows."""
 
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.text import Text
-
-__all__ = ["clipped", "crossed", "drawn_texts", "overlaps", "places", "still_drawn", "words"]
 
 
 def drawn_texts(figure) -> list[Text]:
@@ -44,17 +41,9 @@ def clipped(figure, texts: Sequence[Text], by: float = 0.0) -> list[str]:
 def overlaps(texts: Sequence[Text]) -> list[tuple[str, str]]:
     """Pairs of ``texts`` that lie upon each other by more than a pixel both ways."""
     low, high = _corners(texts)
-    return [
-        (texts[i].get_text(), texts[i + 1 + j].get_text())
-        for i in range(len(texts))
-        for j in _upon(low, high, i)
-    ]
-
-
-def _upon(low: np.ndarray, high: np.ndarray, i: int) -> np.ndarray:
-    """Which of the boxes after box ``i`` lie upon it."""
-    shared = np.minimum(high[i], high[i + 1 :]) - np.maximum(low[i], low[i + 1 :])
-    return np.flatnonzero((shared > 1).all(axis=1))
+    shared = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
+    upon = np.argwhere(np.triu((shared > 1).all(axis=2), 1))
+    return [(texts[i].get_text(), texts[j].get_text()) for i, j in upon]
 
 
 def crossed(figure, texts: Sequence[Text]) -> list[tuple[str, str]]:
@@ -93,28 +82,3 @@ def places(axes, gid: str) -> list[tuple[float, ...]]:
     corners = [path.vertices for each in drawn for path in each.get_paths()]
     found = [(*c.min(axis=0).tolist(), *np.ptp(c, axis=0).tolist()) for c in corners]
     return found + [b.get_bbox().bounds for b in axes.patches if b.get_gid() == gid]
-
-
-def still_drawn(exercise, answer) -> bool:
-    """Whether there is a picture for ``answer``: mostly that of no answer, part by part, and that
-    one need not be rendered for every answer again."""
-    figure = exercise.draw(answer)
-    parts, rendered = _of_the_task(exercise)
-    return rendered if _parts(figure) == parts else _is_png(figure)
-
-
-@cache
-def _of_the_task(exercise) -> tuple[list[tuple], bool]:
-    figure = exercise.draw(None)
-    return _parts(figure), _is_png(figure)
-
-
-def _is_png(figure) -> bool:
-    return figure.to_png().startswith(b"\x89PNG")
-
-
-def _parts(figure) -> list[tuple]:
-    return [
-        (type(part), part.get_gid(), part.get_text() if isinstance(part, Text) else None)
-        for part in figure.findobj()
-    ]

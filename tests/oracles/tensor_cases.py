@@ -1,10 +1,10 @@
 """What tests of tensor-parallel layers share: run on threads, compare with one device, count."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from oracles.closed_layers import Call, LayerCalls, bytes_by_rank
+from oracles.closed_layers import LayerCalls, bytes_by_rank
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.group import Group
@@ -65,26 +65,24 @@ def check(
             assert len({float(block) for block in blocks}) == 1, f"{name} differs by rank"
             assert abs(float(blocks[0]) - value) <= TOLERANCE * abs(value), name
     if planned is not None:
-        assert_calls(done, planned.calls, t)
+        assert_calls(done, planned, t)
     return done
 
 
-def assert_calls(done: Ranks, planned: Sequence[Call], t: int, itemsize: int = 8) -> None:
+def assert_calls(done: Ranks, planned: LayerCalls, t: int, itemsize: int = 8) -> None:
     """What every rank called is what was planned: label, kind, ranks, bytes, messages, barriers."""
     for rank in range(t):
+        mine = [call for call in planned.calls if rank in call.members]
+        wanted = [
+            (each.label, each.kind, each.members, *each.cost(itemsize).of_rank(at), number)
+            for number, each in enumerate(mine)
+            for at in [each.members.index(rank)]
+        ]
         counted = [
             (r.label, r.kind, r.group, r.sent, r.received, r.messages, r.barrier)
-            for r in done.records
-            if r.rank == rank
+            for r in done.records.where(rank=rank)
         ]
-        mine = [call for call in planned if rank in call.members]
-        wanted = []
-        for number, call in enumerate(mine):
-            at, cost = call.members.index(rank), call.cost(itemsize)
-            moved = cost.of_rank(at)
-            wanted.append((call.label, call.kind, call.members, *moved, number))
         assert counted == wanted, f"rank {rank}: counted {counted}, planned {wanted}"
-    sent, received = bytes_by_rank(planned, t, itemsize)
-    for name, bytes_ in (("sent", sent), ("received", received)):
-        totals = done.records.totals("rank")
-        assert [getattr(totals[r], name) if r in totals else 0 for r in range(t)] == list(bytes_)
+    totals = done.records.totals("rank")
+    found = [(totals[r].sent, totals[r].received) if r in totals else (0, 0) for r in range(t)]
+    assert found == [*zip(*bytes_by_rank(planned.calls, t, itemsize), strict=True)]
