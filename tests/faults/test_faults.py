@@ -9,17 +9,17 @@ of their own, in tests/distributed.
 
 import os
 import signal
-import subprocess
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
 import pytest
 from faults.workloads import GRID, TIMEOUT, WORKLOADS, Workbench
+from oracles.waiting import wait_until
 from twins.by_hand import dask_by_hand
 
 import tiledask as td
@@ -206,21 +206,6 @@ def scheduler_killed(bench: Workbench, workload: str) -> Outcome:
 # -- a disk ----------------------------------------------------------------------------------------
 
 
-@contextmanager
-def small_disk(folder):
-    """A disk of 4 MiB, which only root can make."""
-    folder.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"a small disk takes root: {getattr(error, 'stderr', None) or error}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
 def fill(disk, leave: int = 0) -> None:
     with open(disk / "filler", "ab") as file:
         file.write(bytes(max(0, free(disk) - leave)))
@@ -228,14 +213,12 @@ def fill(disk, leave: int = 0) -> None:
 
 def full_disk(bench: Workbench, what: str) -> Outcome:
     """An error that names the file; what was there is as it was; with room the call is right."""
-    with small_disk(bench.folder / "disk") as disk:
-        found, call, right = {"checkpoint": full_for_checkpoint, "files": full_for_files}[what](
-            bench, disk
-        )
-        if found.end == "declared error":
-            assert str(disk) in found.words
-        (disk / "filler").unlink(missing_ok=True)
-        assert outcome(call, right, LATE).end == "ok"
+    full, disk = {"checkpoint": full_for_checkpoint, "files": full_for_files}[what], bench.disk()
+    found, call, right = full(bench, disk)
+    if found.end == "declared error":
+        assert str(disk) in found.words
+    (disk / "filler").unlink(missing_ok=True)
+    assert outcome(call, right, LATE).end == "ok"
     return found
 
 
@@ -334,20 +317,18 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("case", "what"),
-    [
-        pytest.param(
-            *(case, what),
-            id=f"{case.name}: {what}",
-            marks=() if what in case.quick else pytest.mark.slow,
-        )
-        for case in CASES
-        for what in case.of
-    ],
-)
-def test_what_is_promised_is_kept(bench, record_property, case, what):
+SLOW = pytest.mark.slow
+TRIED = [
+    pytest.param(case, w, id=f"{case.name}: {w}", marks=() if w in case.quick else SLOW)
+    for case in CASES
+    for w in case.of
+]
+
+
+@pytest.mark.parametrize(("case", "what"), TRIED)
+def test_what_is_promised_is_kept(bench, request, record_property, case, what):
     """Times are recorded and not compared: others may be at work on this machine."""
+    bench.disk = lambda: request.getfixturevalue("small_disk")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = case.attempt(bench, what)
@@ -387,28 +368,19 @@ def test_minutes_of_lost_workers_leave_nothing(bench):
     assert lost
     assert [each for each in ends if each[1] != "ok"] == []
     slots_are_full(cluster)
-    for _ in range(100):
-        if len(tasks) <= before and len(processes(cluster.given)) == SLOTS:
-            break
-        time.sleep(0.1)
-    assert len(tasks) <= before
-    assert len(processes(cluster.given)) == SLOTS
+    wait_until(lambda: len(tasks) <= before and len(processes(cluster.given)) == SLOTS)
 
 
-@pytest.mark.parametrize(
-    ("error", "timed", "end"),
-    [
+def test_how_a_try_ends():
+    def call(error):
+        raise error
+
+    for error, timed, end in (
         (ConfigError("no"), False, "declared error"),
         (DeadlineError("late"), False, "hang"),
         (DeadlineError("late"), True, "declared error"),
         (TimeoutError("late"), False, "hang"),
         (OSError(28, "full"), False, "unexpected error"),
-    ],
-)
-def test_how_a_try_that_raises_ends(error, timed, end):
-    def call():
-        raise error
-
-    assert outcome(call, 1, 9, timed=timed).end == end
-    assert outcome(lambda: 1, 1, 9).end == "ok"
-    assert outcome(lambda: 2, 1, 9).end == "wrong"
+    ):
+        assert outcome(lambda e=error: call(e), 1, 9, timed=timed).end == end
+    assert [outcome(lambda n=n: n, 1, 9).end for n in (1, 2)] == ["ok", "wrong"]
