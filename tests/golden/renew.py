@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits  # noqa: E402
 
 import tiledask as td  # noqa: E402
 from golden.sets import SETS  # noqa: E402
-from golden.store import GoldenSet, change, differences  # noqa: E402
+from golden.store import GoldenSet, differences  # noqa: E402
 
 
 def renewed(one: GoldenSet, cluster: object, more: dict[str, object]) -> str:
@@ -32,8 +32,7 @@ def renewed(one: GoldenSet, cluster: object, more: dict[str, object]) -> str:
     one.write(new)
     found = {key: [*differences(old[key][1], new[key][1])] for key in old}
     found = {key: each for key, each in found.items() if each}
-    most = max((change(a, b) for each in found.values() for _, a, b in each), default=0.0)
-    lines = [f"{one.name:14} {len(found)} of {len(new)} rows changed, most by {most:.2g}"]
+    lines = [f"{one.name:14} {len(found)} of {len(new)} rows changed"]
     for key, ((where, a, b), *_) in [*found.items()][:5]:
         lines.append(f"    {key}: {where}: {a!r} -> {b!r}")
     return "\n".join(lines)

@@ -97,16 +97,11 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, float):
-        return _shorter(value) if math.isfinite(value) else str(value)
+    if isinstance(value, float):  # to 15 digits, which is far within NEAR
+        return float(f"{value:.15g}") if math.isfinite(value) else str(value)
     if value is None or isinstance(value, (bool, int, str)):
         return value
     raise TypeError(f"{type(value).__name__} is no plain value: {value!r}")
-
-
-def _shorter(value: float) -> float:
-    """To 15 digits, which is far within NEAR."""
-    return float(f"{value:.15g}")
 
 
 def picked(found: Any, names: str) -> dict[str, Any]:
@@ -174,16 +169,7 @@ def differences(old: Any, new: Any, where: str = "", exactly: bool = True) -> It
 
 
 def same(old: Any, new: Any) -> bool:
-    pair = (old, new)
-    if any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in pair):
-        return type(old) is type(new) and old == new
-    if all(isinstance(x, int) for x in pair):
-        return old == new
-    return math.isclose(old, new, rel_tol=NEAR, abs_tol=NOTHING)
-
-
-def change(old: Any, new: Any) -> float:
-    """The relative change of two numbers; infinite of whatever else."""
-    if any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in (old, new)):
-        return math.inf
-    return abs(new - old) / max(abs(old), abs(new), 1e-300)
+    kinds = {type(old), type(new)}
+    if float in kinds and kinds <= {int, float}:
+        return math.isclose(old, new, rel_tol=NEAR, abs_tol=NOTHING)
+    return len(kinds) == 1 and old == new
