@@ -109,6 +109,7 @@ def test_what_is_not_installed_is_missing(monkeypatch):
     lab, test, run = (doctor.install(extra) for extra in ("lab", "test", "run"))
     fixes = {"g++": "apt-get install g++", "NVRTC": test, "NumPy": run}
     assert missing == fixes | {"JupyterLab": lab, "Dask panels": lab}
+    assert "5 missing" in [*shown([*found.values()])]
 
 
 def test_the_workers_it_promises_are_the_ones_that_would_start(here, monkeypatch):

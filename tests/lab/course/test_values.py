@@ -14,6 +14,7 @@ from tiledask.plan.pipelines.timeline import Timeline
     [
         (1, {"blocking": "3x3"}, "blocking of 3x3 is not one of 4 workers"),
         (1, {"m": 48, "n": 36, "k": 24, "tile": 8, "memory": "1MB"}, "a worker would hold 8"),
+        (1, {"blocking": "2x0"}, "a blocking of 2x0 is not one of 4 workers"),
         (2, {"memory": "1kB"}, "has room for 0"),
         (4, {"columns": 3, "gpus": 4}, "columns cut over 4 devices is 4 or more, got 3"),
         (5, {"d": 3}, "d cut over 4 devices"),

@@ -83,6 +83,7 @@ def test_answers_are_read_as_they_are_meant():
         rows,
         "\n".join(lines),
         "; ".join(lines).lower().replace(".", "idle"),
+        [[" ".join(row[:-1]), row[-1]] for row in rows],
         ["|".join(f"1x{word}" for word in row) for row in rows],
     ):
         assert level(1).result(answer).stars == 3, answer
