@@ -21,8 +21,6 @@ def bytes_of(kind: str, algorithm: str, chunks: Sequence[int], root: int = 0) ->
 
     >>> bytes_of("all_gather", "ring", [10, 20, 30])
     ((40, 30, 50), (50, 40, 30))
-    >>> bytes_of("reduce_scatter", "ring", [10, 20, 30])
-    ((50, 40, 30), (40, 30, 50))
     """
     sent, received = _TABLE[kind](algorithm, tuple(chunks), root)
     return tuple(sent), tuple(received)

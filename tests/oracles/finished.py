@@ -8,14 +8,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def finished(*words, cwd=ROOT, timeout=240, **settings) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        list(map(str, words)),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        **settings,
-    )
+    settings |= {"cwd": cwd, "timeout": timeout, "capture_output": True, "text": True}
+    return subprocess.run(list(map(str, words)), **settings)
 
 
 def python(*words, **settings) -> subprocess.CompletedProcess:
