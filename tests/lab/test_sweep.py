@@ -5,19 +5,13 @@ import pytest
 from tiledask.lab import sweep
 from tiledask.plan.pipelines.schedules import schedules
 
-CASES = [
-    (name, *counts)
-    for name in schedules
-    for counts in ([] if name == "dualpipe" else [(1, 1), (3, 2)]) + [(2, 3), (4, 8)]
-]
-"""Two directions need an even number of devices."""
 
-
-@pytest.mark.parametrize(("name", "devices", "microbatches"), CASES)
-def test_every_schedule_does_the_same_work(name, devices, microbatches):
-    timeline = sweep.same_work(name, devices, microbatches)
-    assert timeline.devices == devices
-    assert timeline.busy_per_device == pytest.approx([3.0 * microbatches] * devices)
+@pytest.mark.parametrize("name", schedules)
+def test_every_schedule_does_the_same_work(name):
+    for devices, microbatches in ((1, 1), (3, 2), (2, 3), (4, 8)):
+        if name != "dualpipe" or devices % 2 == 0:  # two directions
+            timeline = sweep.same_work(name, devices, microbatches)
+            assert timeline.busy_per_device == pytest.approx([3.0 * microbatches] * devices)
 
 
 def test_a_table_of_schedules_has_their_end_idle_time_memory_and_messages():
