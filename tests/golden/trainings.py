@@ -5,6 +5,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from oracles.drawn_layouts import MODELS
 
 import tiledask as td
 from golden.ranks import records_of
@@ -17,17 +18,6 @@ def calls_of(program: Any) -> list[list[tuple]]:
     from tiledask.plan.program.count import calls
 
     return [[tuple(call) for call in calls(program, rank)] for rank in range(program.ranks)]
-
-
-MODELS: dict[str, dict[str, Any]] = {
-    "GPT-2": {"vocabulary": 59, "hidden": 12, "layers": 3, "heads": 3, "sequence": 6},
-    "GPT-2 tied": {"vocabulary": 59, "hidden": 12, "layers": 2, "heads": 3, "sequence": 6},
-    "Llama": {"vocabulary": 53, "hidden": 12, "layers": 2, "heads": 3, "sequence": 6},
-    "Llama tied": {"vocabulary": 59, "hidden": 16, "layers": 3, "heads": 4, "sequence": 5},
-}
-MODELS["GPT-2 tied"] |= {"tied": True}
-MODELS["Llama"] |= {"kv_heads": 1, "ffn": 17, "gated": True}
-MODELS["Llama tied"] |= {"kv_heads": 2, "ffn": 7, "gated": True, "tied": True}
 
 
 def options(given: dict[str, Any]) -> dict[str, Any]:
@@ -46,10 +36,8 @@ def options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def program_of(given: dict[str, Any]) -> Any:
-    model = td.GPT(**MODELS[given["model"]])
-    return td.training_program(
-        model, tuple(given["ranks"]), batch=given["batch"], **options(given)
-    ).check()
+    model, ranks = MODELS[given["model"]], tuple(given["ranks"])
+    return td.training_program(model, ranks, batch=given["batch"], **options(given)).check()
 
 
 def program(given: dict[str, Any]) -> Any:
@@ -75,7 +63,7 @@ def training(given: dict[str, Any]) -> Any:
         done = td.train_lenet(td.load_images("digits"), given["ways"], **told)
         found = losses_of(done, prod(given["ways"].values()), precise=True)
         return {name: value for name, value in found.items() if name != "scales"}
-    model, text, ranks = td.GPT(**MODELS[given["model"]]), td.load_text("tales"), given["ranks"]
+    model, text, ranks = MODELS[given["model"]], td.load_text("tales"), given["ranks"]
     told = {"steps": given["steps"], "batch": given["batch"], "progress": False, **options(given)}
 
     def trained(ranks: list[int] = ranks, **more: Any) -> Any:

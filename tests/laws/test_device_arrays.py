@@ -53,7 +53,7 @@ def test_a_training_on_devices(model, shape, options, request, tmp_path):
         [(r.label, r.sent, r.received) for r in done.records.where(rank=0) if r.step is not None]
         for done in (device, host)
     )
-    assert ran
+    assert bool(ran) == (shape != (1, 1, 1))
     assert ran == wanted[: len(ran)]
 
 
