@@ -3,11 +3,9 @@
 Holds `tiledask.distributed.deadlines`.
 """
 
-import asyncio
 import os
 import signal
 import sys
-import threading
 import time
 import weakref
 
@@ -22,12 +20,11 @@ from tiledask.distributed.deadlines import (
     GRACE,
     LAST,
     bounded,
-    heard,
     keep_interrupts,
     left_of,
     until,
 )
-from tiledask.errors import ClusterLostError, DeadlineError
+from tiledask.errors import DeadlineError
 
 GRID = (td.Shard(0), td.Shard(1))
 SECONDS = 2.0
@@ -93,29 +90,6 @@ def test_an_interrupted_call_keeps_nothing_though_its_traceback_is_kept():
         assert [block() for block in blocks] == [None, None], kept.tb
 
 
-def test_a_wait_ends_with_what_it_waits_for():
-    lost = []
-
-    def check():
-        if lost:
-            raise ClusterLostError("lost")
-
-    async def answers(seconds, error=None):
-        await asyncio.sleep(seconds)
-        if error is not None:
-            asyncio.get_running_loop().call_later(0.1, lost.append, True)  # it is heard of later
-            raise error
-        return "answer"
-
-    assert asyncio.run(heard(answers(0.15), 60.0, check)) == "answer"
-    with pytest.raises(TimeoutError):
-        asyncio.run(heard(answers(9.0), 0.05, check))
-    with pytest.raises(ClusterLostError):
-        asyncio.run(heard(answers(0.0, OSError("connection reset")), 60.0, check))
-    with pytest.raises(ClusterLostError):
-        asyncio.run(heard(answers(90.0), 60.0, check))  # neither an answer nor a TimeoutError
-
-
 @pytest.fixture(scope="module")
 def cluster():
     with td.start_cluster(workers=2, device="cpu", quiet=True) as running:
@@ -137,11 +111,6 @@ def calls(cluster):
 
 def summed(rank):
     return rank.group().all_reduce(np.ones(3))
-
-
-def for_ever(rank):
-    while True:
-        rank.group().all_reduce(np.ones(3))
 
 
 def late(call):
@@ -167,24 +136,6 @@ def test_a_call_that_finds_a_slot_frozen_ends_in_time_and_names_it(cluster, call
     assert "slot 1 (its worker was last heard of" in said
     assert f" {SECONDS:g} s" in said
     calls[name](240)  # nothing of it is left
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_ranks_that_never_end_are_ended_in_time(cluster):
-    mesh = td.Mesh(cluster, (1, 2))
-    over, _ = late(lambda: td.run_ranks(for_ever, mesh, timeout=SECONDS))
-    assert over < INNER  # 0.3 on a quiet machine
-    frozen = cluster.run(os.getpid)[1]
-    stopping = threading.Timer(1.0, os.kill, (frozen, signal.SIGSTOP))
-    stopping.start()
-    try:
-        over, said = late(lambda: td.run_ranks(for_ever, mesh, timeout=SECONDS))
-    finally:
-        os.kill(frozen, signal.SIGCONT)
-    assert over < INNER  # 0.3 on a quiet machine
-    assert "rank" in said
-    assert td.run_ranks(summed, mesh).results[0].sum() == 6
 
 
 def stands_aside(key, slot):

@@ -163,16 +163,6 @@ def die_at_replace(call, dask_worker):
     job.os = Dying()
 
 
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_with_nothing_saved_it_begins_anew(cluster, tmp_path):
-    mesh = td.Mesh(cluster, (2, 1, 1))
-    right = td.train(MODEL, TEXT, mesh, **OPTIONS)
-    got = td.train(MODEL, Fatal(12, tmp_path / "once"), mesh, **OPTIONS)
-    assert_same(got, right)
-    assert got.kept == (0, 0.0, (0,))
-
-
 def test_what_was_saved_is_gone_on_from_by_the_same_call(tmp_path):
     """After the loss of everything; here an error ends the training."""
 
@@ -210,16 +200,15 @@ def test_what_does_not_go_together_is_refused():
 
 
 class Slots:
-    """Of a cluster what the client asks: each list says where the workers are."""
+    """Of a cluster what the client asks: how often its slots have workers again."""
 
-    def __init__(self, *addresses, closed=False):
-        self.addresses, self.closed = list(addresses), closed
+    def __init__(self, times, closed=False):
+        self.times, self.closed = times, closed
 
     def wait_for_slots(self, slots, seconds):
-        if not self.addresses:
+        self.times -= 1
+        if self.times < 0:
             raise DeadlineError("slots have no workers")
-        now = self.addresses.pop(0)
-        return {slot: {"address": now[slot]} for slot in slots}
 
     def check_alive(self):
         if self.closed:
@@ -234,65 +223,48 @@ def clock(monkeypatch):
     return now
 
 
-def lost(times, tried):
+@pytest.mark.parametrize(
+    ("slots", "state", "words", "tries"),
+    [
+        (Slots(99), tuple, "workers were lost 10 times in a row", 10),
+        (Slots(99), count().__next__, "", 20),  # more is saved each time
+        (Slots(1), tuple, "a worker died", 2),  # and no slot comes back
+        (Slots(1, closed=True), tuple, "closed", 1),
+    ],
+)
+def test_it_is_tried_again_as_often_as_workers_are_lost_and_not_for_ever(
+    clock, slots, state, words, tries
+):
+    tried = []
+
     def attempt(number, left):
         tried.append(number)
-        if number < times:
+        if number < 19:
             raise ClusterLostError("a worker died")
         return "done"
 
-    return attempt
+    if words:
+        with pytest.raises(ClusterLostError, match=words):
+            retry_lost(slots, [0], 60.0, attempt, state)
+    else:
+        assert retry_lost(slots, [0], 60.0, attempt, state) == "done"
+    assert tried == [*range(tries)]
 
 
-def test_it_is_tried_again_as_often_as_workers_are_lost(clock):
-    """Of one slot and the other; or of one, and more is kept each time."""
-    both = ["aa", "ab", "bb", "bc", "cc", "cd", "dd", "de", "ee", "ef"]
-    for slots, kept in ((Slots(*both), tuple), (Slots(*"abcdefghij"), count().__next__)):
-        tried = []
-        at = range(len(slots.addresses[0]))
-        assert retry_lost(slots, at, 60.0, lost(9, tried), kept) == "done"
-        assert tried == [*range(10)]
-
-
-@pytest.mark.parametrize(
-    ("slots", "words", "count"),
-    [
-        (Slots(*"aaaaaaa"), "a worker died", 3),  # nobody was lost: it would be so for ever
-        (Slots("a", "b"), "a worker died", 2),  # and no slot comes back
-        (Slots("a", "b", closed=True), "closed", 1),
-        (Slots(*"abcdefghij"), r"work of slots \[0\] ended their workers 4 times", 4),
-    ],
-)
-def test_it_is_not_tried_for_ever(clock, slots, words, count):
-    tried = []
-    with pytest.raises(ClusterLostError, match=words):
-        retry_lost(slots, [0], 60.0, lost(100, tried))
-    assert tried == [*range(count)]
-
-
-def test_it_is_not_tried_again_where_a_task_is_named():
-    def attempt(number, left):
-        tried.append(number)
-        raise ClusterLostError("named") from KilledWorker("a-0", None, 3)
-
-    tried = []
-    with pytest.raises(ClusterLostError, match="named"):
-        retry_lost(Slots(*"abcdefghij"), [0], 60.0, attempt)
-    assert tried == [0]
-
-
-def test_it_is_not_tried_beyond_its_time(clock):
+def test_it_is_not_tried_beyond_its_time_nor_again_where_a_task_is_named(clock):
     tried = []
 
-    def slow(number, left):
+    def slow(number, left, named=None):
         tried.append(left)
         clock[0] += 0.2
-        raise ClusterLostError("a worker died")
+        raise ClusterLostError("a worker died") from named
 
-    both = Slots("aa", "ab", "bb", "bc", "cc", "cd", "dd", "de", "ee", "ef")
     with pytest.raises(ClusterLostError):
-        retry_lost(both, [0, 1], 0.5, slow)
+        retry_lost(Slots(99), [0, 1], 0.5, slow)
     assert tried == pytest.approx([0.5, 0.3, 0.1])
+    with pytest.raises(ClusterLostError, match="a worker died"):
+        retry_lost(Slots(99), [0], 60.0, lambda *given: slow(*given, KilledWorker("a-0", None, 3)))
+    assert len(tried) == 4
 
 
 def averaged(rank, x):

@@ -11,7 +11,6 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import dask.array as da
 import numpy as np
 import pytest
 from oracles.memory_claims import DECODER
@@ -63,10 +62,6 @@ def slow(*_):
     time.sleep(SECONDS)
 
 
-def slow_block(region):
-    time.sleep(SECONDS)
-
-
 def for_ever(rank):
     while True:
         rank.group().all_reduce(np.ones(3))
@@ -79,43 +74,23 @@ def scheduled(cluster, engine):
     return td.run_schedule(td.schedule("1f1b", 2, 8), stages, x, cluster, target=x, **paced)
 
 
-def programmed(cluster):
-    layers = td.stages.stack((0, 1, 2), width=2000, hidden=4000)
-    program = td.program(td.schedule("1f1b", 2, 4), block_bytes=500 * 2000 * 4)
-    x = np.ones((2000, 2000), np.float32)
-    td.run_program(program, layers, x, td.Mesh(cluster, (2,)), target=x, timeout=SECONDS)
-
-
 def of_files(cluster, folder, **options):
     a = td.open_array(folder / "a.npy")
     return td.matmul(a, a, out=folder / "c.npy", cluster=cluster, timeout=SECONDS, **options)
 
 
-def trained(cluster, folder=None, data=None, **options):
-    options = {"steps": 2000, "batch": 4, "timeout": SECONDS, "folder": folder} | options
-    ranks = (1, 2, 1) if cluster is None else td.Mesh(cluster, (1, 2, 1))
-    return td.train(GPT, data or (Slow() if cluster else TEXT), ranks, **options)
-
-
-def lazy(cluster):
-    x = da.random.default_rng(0).standard_normal((4000, 4000), chunks=1000)
-    y = da.map_blocks(slow, x, meta=x._meta)
-    return td.from_dask(td.matmul(y, x), td.Mesh(cluster, (2,)), (td.Shard(0),), timeout=SECONDS)
+def trained(cluster):
+    mesh = td.Mesh(cluster, (1, 2, 1))
+    return td.train(GPT, Slow(), mesh, steps=2000, batch=4, timeout=SECONDS)
 
 
 CALLS = {
     "matmul": lambda c, f, A: td.matmul(A, A, panel=50, timeout=SECONDS, **SLOWLY),
     "files": lambda c, f, A: of_files(c, f, **SLOWLY),
-    "lazy": lambda c, f, A: lazy(c),
-    "from_function": lambda c, f, A: td.from_function(
-        slow_block, (8, 8), float, A.mesh, GRID, timeout=SECONDS
-    ),
     "train": lambda c, f, A: trained(c),
-    "train in a folder": lambda c, f, A: trained(c, f / "run", save_every=1),
     "loop": lambda c, f, A: scheduled(c, "loop"),
     "tasks": lambda c, f, A: scheduled(c, "tasks"),
     "run_ranks": lambda c, f, A: td.run_ranks(for_ever, A.mesh, timeout=SECONDS),
-    "run_program": lambda c, f, A: programmed(c),
     "claim": lambda c, f, A: td.run_claim(
         DECODER, td.Layout(pp=2, microbatches=512), "1GB", c, sequence=64, timeout=SECONDS
     ),
@@ -123,9 +98,6 @@ CALLS = {
     "connect": lambda c, f, A: td.connect(c.client, workers=5, timeout=SECONDS),
     "gather": lambda c, f, A: c.gather([c.submit(0, slow)], "naps", SECONDS),
 }
-IN_TABLE = {"matmul", "files", "train", "loop", "tasks", "claim"}
-"""Those under which tests/faults kills a scheduler."""
-OTHERS = [name for name in CALLS if name not in IN_TABLE]
 AFTER = {
     "distribute": lambda c, f, A: td.distribute(np.ones((8, 8)), A.mesh, GRID),
     "to_numpy": lambda c, f, A: td.to_numpy(A),

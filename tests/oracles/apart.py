@@ -11,10 +11,10 @@ def apart(cluster, way="mixed"):
     def look(two, dask_worker):
         from tiledask.distributed.cluster import spool
         from tiledask.distributed.cluster.tasks import slot_on
-        from tiledask.distributed.transport import blocks, messages, reader
+        from tiledask.distributed.transport import blocks, messages
 
         host = str(slot_on(dask_worker) % 2)
-        for module in (blocks, messages, reader):
+        for module in (blocks, messages):
             module.this_host = (lambda: host) if two else spool.this_host
 
     known, cluster.transport = cluster.transport, way

@@ -6,16 +6,14 @@
       cluster.run(end)    60 s       what is left, or LAST: to put things in order
 
 Calls within a call can only shorten it. Threads that are started within have no end of their own.
-A wait for what the scheduler or a worker answers is `heard`: it ends when one of them is lost.
 """
 
 import _thread
-import asyncio
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
@@ -25,7 +23,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from tiledask.errors import ConfigError
 
 __all__ = [
-    *("DEADLINE", "GRACE", "HEAR", "LAST", "Left", "bounded", "heard", "keep_interrupts"),
+    *("DEADLINE", "GRACE", "HEAR", "LAST", "Left", "bounded", "keep_interrupts"),
     *("left_of", "seconds_of", "until"),
 ]
 
@@ -42,8 +40,6 @@ HEAR = 0.1
 """Seconds after which a wait looks whether what it waits for is lost."""
 _AGAIN = 0.05
 """Seconds after which an interrupt that Python dropped is sent again."""
-_NEWS = 50
-"""Looks, within a second, after which it is known of a connection that broke whose end is gone."""
 
 
 class Left(NamedTuple):
@@ -91,25 +87,6 @@ def left_of(seconds: float) -> Left:
     end, said = _call.get()
     left = end - time.monotonic()
     return Left(seconds, seconds) if left >= seconds else Left(min(seconds, max(LAST, left)), said)
-
-
-async def heard(call: Awaitable[T], seconds: float, check: Callable[[], object]) -> T:
-    """What ``call`` returns; TimeoutError after ``seconds``, or before that what ``check()``
-    raises. Where the connection breaks, that is asked first."""
-    task, deadline = asyncio.ensure_future(call), time.monotonic() + seconds
-    try:
-        while not (await asyncio.wait([task], timeout=min(seconds, HEAR)))[0]:
-            check()
-            if time.monotonic() >= deadline:
-                raise TimeoutError
-        error = task.exception()
-        if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-            for _ in range(_NEWS):
-                check()
-                await asyncio.sleep(HEAR / 5)
-        return task.result()
-    finally:
-        task.cancel()
 
 
 def bounded(function: Callable[P, T]) -> Callable[P, T]:

@@ -18,10 +18,8 @@ from tiledask.errors import ClusterLostError, DeadlineError
 __all__ = ["retry_lost"]
 
 T = TypeVar("T")
-_UNCHANGED = 3
-"""How often a call is lost, and no worker, until it is said."""
-_DEATHS = 4
-"""How often in a row the same workers end in the same state until it is said; Dask's number."""
+_LOSSES = 10
+"""How often in a row a call is lost in the same state until it is said."""
 
 
 def retry_lost(
@@ -34,40 +32,26 @@ def retry_lost(
     """What ``attempt(number, seconds left)`` returns, called again when a worker was lost in it.
 
     Raises what it raises otherwise: ClusterLostError where the cluster is closed, a task is named
-    that ends its worker each time, no time is left, or the workers are those that were there
-    before; and where the same slots have lost theirs four times in a row, in the same ``state``.
+    that ends its worker each time, no time is left, or it was lost ten times in the same ``state``.
     """
-
-    def addresses(left: float) -> list[str]:
-        workers = cluster.wait_for_slots(slots, left)
-        return [workers[slot]["address"] for slot in slots]
-
-    deadline, before = time.monotonic() + seconds, addresses(seconds)
-    ended, times = (set[int](), state()), 0
+    deadline, last, losses = time.monotonic() + seconds, None, 0
     for number in count():
-        begun = time.monotonic()
         try:
-            return attempt(number, max(1e-3, deadline - begun) if number else seconds)
+            return attempt(number, max(1e-3, deadline - time.monotonic()) if number else seconds)
         except ClusterLostError as lost:
-            took = time.monotonic() - begun
             cluster.check_alive()
-            if isinstance(lost.__cause__, KilledWorker):  # whose task that was is known
-                raise
+            last, before = state(), last
+            losses = losses + 1 if last == before else 1
+            if losses == _LOSSES:
+                raise ClusterLostError(
+                    f"workers were lost {losses} times in a row during this work: it needs more "
+                    f"memory than there is, or native code that it calls crashes. Look at the "
+                    f"workers' output, give it less at a time, or call its functions by themselves"
+                ) from lost
+            if isinstance(lost.__cause__, KilledWorker) or time.monotonic() >= deadline:
+                raise  # whose task that was is known; or it is too late
             try:
-                now = addresses(max(0.0, deadline - time.monotonic()))
+                cluster.wait_for_slots(slots, max(0.0, deadline - time.monotonic()))
             except DeadlineError:
                 raise lost from None
-            gone = {slot for slot, a, b in zip(slots, before, now, strict=True) if a != b}
-            last, ended, before = ended, (gone, state()), now
-            times = times + 1 if ended == last else 1
-            if gone and times == _DEATHS:
-                raise ClusterLostError(
-                    f"the work of slots {sorted(gone)} ended their workers {_DEATHS} times in a "
-                    f"row, {took:.1f} s after it was begun: it needs more memory than there "
-                    f"is, or native code that it calls crashes. Look at the workers' output, give "
-                    f"it less at a time, or call its functions by themselves"
-                ) from lost
-            # a connection may break and every worker live; not again and again
-            if (not gone and times >= _UNCHANGED) or time.monotonic() >= deadline:
-                raise
     raise AssertionError

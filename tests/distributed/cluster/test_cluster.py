@@ -11,15 +11,15 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import psutil
 import pytest
-from distributed import Client, LocalCluster, default_client
 from oracles.waiting import wait_until
 
 import tiledask as td
-from tiledask.distributed.cluster import host_memory, web
+from tiledask.distributed.cluster import host_memory, start
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 
 pytestmark = pytest.mark.cluster
@@ -33,12 +33,6 @@ def where(dask_worker=None):
 
 def fail():
     raise ZeroDivisionError("on purpose")
-
-
-def nap(noted, seconds):
-    """Say so in the file ``noted``, and sleep."""
-    noted.touch()
-    time.sleep(seconds)
 
 
 def fill_up():
@@ -121,24 +115,6 @@ def test_an_error_comes_back_with_its_slot_and_the_cluster_goes_on(cluster, task
     assert cluster.gather([cluster.submit(1, where)], "after the error") == [1]
 
 
-def interrupt(done, of):
-    raise KeyboardInterrupt
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("error", "options"),
-    [(KeyboardInterrupt, {"progress": interrupt}), (DeadlineError, {"timeout": 0.3})],
-)
-def test_a_wait_that_is_broken_off_cancels_its_tasks(cluster, tmp_path, error, options):
-    naps = [cluster.submit(0, nap, tmp_path / str(i), 0.2) for i in range(50)]
-    wait_until(lambda: any(tmp_path.iterdir()), "the first nap")
-    with pytest.raises(error):
-        cluster.wait(naps, "naps", cancel=True, **options)
-    assert cluster.gather([cluster.submit(0, where)], "after them", timeout=240) == [0]
-    assert 1 <= len(list(tmp_path.iterdir())) < len(naps)  # and their futures are still held
-
-
 def listening(process):
     """{process: addresses at which it listens}, of ``process`` and all below it."""
     found = {}
@@ -183,7 +159,7 @@ def test_the_dashboard_takes_no_pages_of_other_hosts(cluster, monkeypatch):
     assert status_of_websocket(port, f"http://localhost:{port}") != 403
     assert status_of_websocket(port, "http://localhost:8888") != 403  # JupyterLab's extension
     monkeypatch.setenv("TILEDASK_DASHBOARD_ORIGINS", "hub:1 b:2")
-    assert {"hub:1", "b:2"} < set(web.origins(5))
+    assert {"hub:1", "b:2"} < set(start._origins(5))
 
 
 @pytest.mark.parametrize(
@@ -205,10 +181,18 @@ def test_the_dashboard_takes_no_pages_of_other_hosts(cluster, monkeypatch):
         ({"device": "cpu", "workers": 2, "hosts": 3}, "2 workers go evenly .* take workers=3"),
     ],
 )
-def test_impossible_requests_are_refused(cluster, arguments, message):
+def test_impossible_requests_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         td.start_cluster(**arguments)
-    assert cluster.run(abs, -1) == [1] * cluster.slots
+
+
+def test_slots_and_timeouts_that_do_not_exist(cluster):
+    for slot in (99, -1, 1.0, "0"):
+        with pytest.raises(ConfigError, match=r"slot .* does not exist.*slots 0\.\."):
+            cluster.submit(slot, where)
+    for timeout in (0, float("nan"), True, "1s"):
+        with pytest.raises(ConfigError, match="a timeout is a number of seconds above 0"):
+            cluster.wait([], "nothing", timeout=timeout)
 
 
 def test_workers_as_if_on_two_hosts_read_no_memory_of_the_other_also_after_a_death():
@@ -242,15 +226,6 @@ def test_workers_as_if_on_two_hosts_read_no_memory_of_the_other_also_after_a_dea
         done = td.run_ranks(summed, td.Mesh(cluster, (4,)))
         assert all((each == 6).all() for each in done.results)
         assert done.traffic.between_hosts == done.traffic.total // 2
-
-
-def test_slots_and_timeouts_that_do_not_exist(cluster):
-    for slot in (99, -1, 1.0, True, "0", None):
-        with pytest.raises(ConfigError, match=r"slot .* does not exist.*slots 0\.\."):
-            cluster.submit(slot, where)
-    for timeout in (0, -1, float("nan"), float("inf"), True, "1s"):
-        with pytest.raises(ConfigError, match="a timeout is a number of seconds above 0"):
-            cluster.wait([], "nothing", timeout=timeout)
 
 
 def test_a_closed_cluster_says_so_and_leaves_no_process_or_file():
@@ -312,11 +287,17 @@ def test_the_start_says_which_devices_and_why_and_takes_another_port_for_one_tha
         monkeypatch.setenv("TILEDASK_DASHBOARD_PORT", str(port))
         with td.start_cluster(1, device="cpu") as cluster:
             assert "1 CPU worker" in repr(cluster)
-            assert cluster.dashboard_link.removesuffix("status") in cluster._repr_html_()
+            assert f"{port_of(cluster)}/tiledask'" in cluster._repr_html_()
             assert port_of(cluster) not in (port, 0)
+    assert "closed" in cluster._repr_html_()
     out = capfd.readouterr().out
     for said in ("1 CPU worker", "by device='cpu'", "dashboard: http://127.0.0.1:"):
         assert said in out
+    monkeypatch.setattr(start, "in_notebook", lambda: True)
+    monkeypatch.setattr(start, "show", show := mock.Mock())
+    with td.start_cluster(1, device="cpu") as cluster:  # a notebook shows what a terminal prints
+        show.assert_called_once_with(cluster)
+    assert "BLAS thread" not in capfd.readouterr().out
 
 
 def test_tls_on_request():
@@ -384,14 +365,3 @@ def test_run_asks_again_when_a_worker_dies_meanwhile_and_only_that_one(cluster, 
     killer.join()
     assert cluster.run(os.getpid)[2] != pid
     assert cluster.run(times_asked, tmp_path) == [2] * cluster.slots
-
-
-def test_a_client_of_ones_own_stays_the_default():
-    one = {"workers": 1, "device": "cpu", "quiet": True}
-    with (
-        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as own,
-        contextlib.closing(Client(own)) as mine,
-        td.start_cluster(**one) as started,
-    ):
-        assert default_client() is mine
-        assert started.run(abs, -1) == [1]

@@ -81,7 +81,7 @@ def test_a_product_moves_what_was_predicted(attached, tmp_path):
     assert "summa" in td.report(tmp_path / "page.html", attached).read_text()
 
 
-def test_schedules_trainings_claims_and_rank_functions_run(attached, client):
+def test_schedules_trainings_claims_files_and_rank_functions_run(attached, client, tmp_path):
     schedule = td.schedule("1f1b", 2, 4)
     run = td.run_schedule(schedule, forward=0.01, backward=0.02, cluster=client)
     assert run.traffic.predicted == run.traffic.measured
@@ -96,17 +96,11 @@ def test_schedules_trainings_claims_and_rank_functions_run(attached, client):
     assert claim.predicted_verdict == claim.executed_verdict == "fits"
     summed = td.run_ranks(lambda rank: rank.group().all_reduce(1.0), td.Mesh(client, (2,)))
     assert summed.results == [2.0, 2.0]
-
-
-def test_files_are_multiplied_where_workers_see_them(attached, tmp_path):
-    a = RNG.standard_normal((50, 30))
+    a = RNG.standard_normal((50, 50))
     np.save(tmp_path / "a.npy", a)
-    np.save(tmp_path / "b.npy", np.ascontiguousarray(a.T))
-    A, B = (td.open_array(tmp_path / f"{name}.npy") for name in "ab")
-    C = td.matmul(A, B, out=tmp_path / "c.npy", cluster=attached.client)
-    np.testing.assert_allclose(C[:, :], a @ a.T, atol=1e-12)
-    names = ["a.npy", "b.npy", "c.npy"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    A = td.open_array(tmp_path / "a.npy")
+    C = td.matmul(A, A, out=tmp_path / "c.npy", cluster=client)
+    np.testing.assert_allclose(C[:, :], a @ a, atol=1e-12)
 
 
 def test_a_client_has_one_cluster_and_keeps_everything_of_its_own(client, dask):
@@ -159,34 +153,35 @@ def test_fewer_workers_than_asked_and_a_late_one_with_less_memory(dask, client):
     with pytest.raises(DeadlineError, match=r"3 workers were asked for, 2 run .* 0\.3 s"):
         td.connect(client, workers=3, timeout=0.3)
     assert client.status == "running"
-    cluster = td.connect(client)
-    with pytest.raises(PlacementError, match=r"3 ranks.* 2 slots.*td\.connect.*workers=3"):
-        td.Mesh(cluster, (3,))
+    with td.connect(client) as cluster:
+        with pytest.raises(PlacementError, match=r"3 ranks.* 2 slots.*td\.connect.*workers=3"):
+            td.Mesh(cluster, (3,))
+        with pytest.raises(ConfigError, match=r"connected to already.* close it first"):
+            td.connect(client, workers=3)
     late = dask.worker("--no-nanny", "--memory-limit", "300MB")
     try:
-        cluster = td.connect(client, workers=3, timeout=240)
-        assert sorted(cluster.memory_limits) == [300_000_000, 2_000_000_000, 2_000_000_000]
-        assert cluster.memory_limit == 300_000_000
-        small = cluster.memory_limits.index(300_000_000)
-        large = tuple(slot for slot in range(3) if slot != small)
+        with td.connect(client, workers=3, timeout=240) as cluster:
+            assert sorted(cluster.memory_limits) == [300_000_000, 2_000_000_000, 2_000_000_000]
+            assert cluster.memory_limit == 300_000_000
+            small = cluster.memory_limits.index(300_000_000)
+            large = tuple(slot for slot in range(3) if slot != small)
 
-        def operands(*slots):
-            """Of a product that is much larger than they are, and soon done."""
-            return ones(cluster, slots, 9000, 50), ones(cluster, slots, 50, 9000)
+            def operands(*slots):
+                """Of a product that is much larger than they are, and soon done."""
+                return ones(cluster, slots, 9000, 50), ones(cluster, slots, 50, 9000)
 
-        A, B = operands(small, large[0])
-        with pytest.raises(DoesNotFitError) as refused:
-            A @ B
-        for word in (f"(slot {small}: ", "300 MB", "needs least, ", "workers with memory_limit="):
-            assert word in str(refused.value)
-        A, B = operands(*large)
-        C = A @ B
-        assert C.traffic.predicted == C.traffic.measured
-        with pytest.raises(DoesNotFitError, match=rf"a worker may hold .*slot {small}: "):
-            ones(cluster, (small,), 9000, 9000)
-        assert ones(cluster, large[:1], 9000, 9000).block_bytes == (324_000_000,)
+            A, B = operands(small, large[0])
+            with pytest.raises(DoesNotFitError) as refused:
+                A @ B
+            for word in (f"(slot {small}: ", "300 MB", "needs least, ", "workers with a memory_"):
+                assert word in str(refused.value)
+            A, B = operands(*large)
+            C = A @ B
+            assert C.traffic.predicted == C.traffic.measured
+            with pytest.raises(DoesNotFitError, match=rf"a worker may hold .*slot {small}: "):
+                ones(cluster, (small,), 9000, 9000)
+            assert ones(cluster, large[:1], 9000, 9000).block_bytes == (324_000_000,)
     finally:
-        cluster.close()
         late.terminate()
         late.wait(240)
     client.sync(client._wait_for_workers, 2, timeout=240)
@@ -230,7 +225,7 @@ def test_what_cannot_be_connected_to_is_refused():
     with pytest.raises(ClusterLostError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9 "):
         td.connect("tcp://127.0.0.1:9")
     for wrong in ("127.0.0.1", "tcp://127.0.0.1:port"):
-        with pytest.raises(ConfigError, match="is no address of a scheduler"):
+        with pytest.raises(ClusterLostError, match="give the address that it prints"):
             td.connect(wrong)
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
         Thread(target=other.serve_forever, daemon=True).start()
@@ -269,18 +264,11 @@ def test_workers_that_come_and_go_between_products():
         scaled(local, client, 3)  # one stands by
         assert cluster.slots == 2
         np.testing.assert_allclose(td.to_numpy(A @ A), a @ a)
-        assert td.connect(client).slots == 3
-        X = td.distribute(a, td.Mesh(cluster, (3,)), [td.Shard(0)])
-        np.testing.assert_allclose(td.to_numpy(X @ X), a @ a)
-        scaled(local, client, 2)
+        scaled(local, client, 1)
         with pytest.raises(DeadlineError, match="slot "):
-            td.matmul(X, X, timeout=3)
+            td.matmul(A, A, timeout=3)
         scaled(local, client, 3)  # as many come back, and what they had is made again
-        np.testing.assert_allclose(td.to_numpy(X @ X), a @ a)
-        scaled(local, client, 2)
-        cluster.close()
-        with td.connect(client) as fewer:
-            assert fewer.slots == 2
+        np.testing.assert_allclose(td.to_numpy(A @ A), a @ a)
 
 
 def test_workers_in_one_process_are_refused():
@@ -306,7 +294,7 @@ def test_tls_is_taken_as_dask_takes_it(tmp_path):
         there.scheduler("--protocol", "tls", *files)
         for _ in range(2):
             there.worker("--no-nanny", *files)
-        with pytest.raises(ConfigError, match=r"tls://.* encrypts, .*security="):
+        with pytest.raises(ClusterLostError, match=r"tls://.* encrypts, .*security="):
             td.connect(there.address, timeout=3)
         security = Security(
             tls_ca_file=str(ca),

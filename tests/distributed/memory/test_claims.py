@@ -1,7 +1,6 @@
 """Memory claims, run: pools count and refuse, gradients are right, verdicts and peaks agree.
 
-Holds `tiledask.distributed.memory.case`, `tiledask.distributed.memory.device_run`,
-`tiledask.errors` and `tiledask.tile.memory`.
+Holds `tiledask.distributed.memory.device_run`, `tiledask.errors` and `tiledask.tile.memory`.
 """
 
 import ast
@@ -20,9 +19,13 @@ from oracles.memory_claims import CASES, DECODER, LAYER
 
 import tiledask as td
 from tiledask.distributed.memory import device_run
-from tiledask.distributed.memory.case import MemoryCase
 from tiledask.distributed.memory.claims import TOLERANCE, run_claim
-from tiledask.distributed.memory.device_run import ClaimTrainer, RefusedError, run_device
+from tiledask.distributed.memory.device_run import (
+    ClaimTrainer,
+    MemoryCase,
+    RefusedError,
+    run_device,
+)
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.claims import compare_claims

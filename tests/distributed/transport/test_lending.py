@@ -1,27 +1,22 @@
 """Blocks lent to other processes: read right, counted, and never read once they are taken back.
 
-Holds `tiledask.distributed.transport.blocks`,
-`tiledask.distributed.transport.reader`, `tiledask.distributed.transport.tickets` and
+Holds `tiledask.distributed.transport.blocks`, `tiledask.distributed.transport.tickets` and
 `tiledask.tile.ipc`.
 """
 
-import asyncio
 import ctypes
 import errno
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from distributed.core import ConnectionPool
 from oracles.memory_orders import arrays
 
 import tiledask as td
 from tiledask.distributed.transport import blocks, tickets
 from tiledask.distributed.transport.blocks import Loans
-from tiledask.distributed.transport.reader import answered
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket, read_memory
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="process_vm_readv is Linux's")
@@ -34,7 +29,7 @@ def ticket_of(array, exchange=None, pid=None):
         address = "tcp://127.0.0.1:1"
 
     made = blocks.ticket_of(exchange or KEPT, array, f"block {id(array)}", Worker)
-    return replace(made, pid=pid) if pid else made
+    return made._replace(pid=pid) if pid else made
 
 
 KEPT = Loans()  # keeps arrays and tokens alive, as a worker does
@@ -90,7 +85,7 @@ def test_a_process_that_is_gone_or_another():
     with pytest.raises(LoanLostError, match="No such process"):
         read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
     # a process with this number that has other things there: its token differs
-    other = replace(ticket_of(np.arange(8.0)), token=bytes(16))
+    other = ticket_of(np.arange(8.0))._replace(token=bytes(16))
     with pytest.raises(LoanLostError, match="another's memory"):
         read_memory(other, ((0, 8),), np.empty(64, np.uint8))
 
@@ -99,9 +94,9 @@ def test_a_process_that_is_gone_or_another():
 @pytest.mark.cluster
 def test_where_the_kernel_forbids_it_blocks_come_as_messages(cluster):
     def forbid(forbidden):
-        from tiledask.distributed.transport import reader, tickets
+        from tiledask.distributed.transport import blocks, tickets
 
-        reader._refused.clear()
+        blocks._refused.clear()
 
         def denied(*_):
             ctypes.set_errno(errno.EPERM)
@@ -113,9 +108,9 @@ def test_where_the_kernel_forbids_it_blocks_come_as_messages(cluster):
             tickets._readv = tickets._allowed
 
     def refused():
-        from tiledask.distributed.transport import reader
+        from tiledask.distributed.transport import blocks
 
-        return len(reader._refused)
+        return len(blocks._refused)
 
     x = td.distribute(np.eye(8), td.Mesh(cluster, (4,)), [td.Shard(0)])
     cluster.run(forbid, True)
@@ -150,19 +145,3 @@ def test_a_failed_operation_lends_nothing_on(cluster):
     with pytest.raises(KeyError, match="something else"):
         fail()
     assert cluster.run(lent) == [0] * 4
-
-
-def test_a_worker_that_is_being_closed_asks_as_if_the_other_one_were_gone():
-    async def asks(wrong=None):
-        async def other():
-            raise RuntimeError(wrong)
-
-        pool = await ConnectionPool()
-        await pool.close()
-        call = other() if wrong else pool("tcp://127.0.0.1:1").identity()
-        with pytest.raises(RuntimeError if wrong else OSError) as raised:
-            await answered(call)
-        return str(raised.value)
-
-    assert asyncio.run(asks()) == "this worker is being closed"
-    assert asyncio.run(asks("of its own")) == "of its own"

@@ -12,6 +12,5 @@ device_memory.py  memory of a worker's GPU: one pool for everything
 device_arrays.py  how a GPU's arrays are serialized
 counters.py       bytes received, memory grown and the load, while a block runs
 clocks.py         every worker's offset from the scheduler's clock
-web.py            the dashboard: its port, whose pages may show it, JupyterLab's panels
 progress.py       how far workers are, by their events
 """

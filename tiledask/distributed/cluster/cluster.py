@@ -14,13 +14,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from inspect import isawaitable
 from typing import Any
 
 import dask
 import numpy as np
 from distributed import Client, Future, as_completed
-from distributed.comm.addressing import get_address_host
 from distributed.comm.core import CommClosedError
+from distributed.utils import has_arg
 
 from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.spool import open_spool
@@ -28,13 +29,12 @@ from tiledask.distributed.cluster.tasks import (
     asked,
     enter,
     failure,
-    in_slot,
     slot_named,
     slot_of,
+    slot_on,
     states,
     workers_of,
 )
-from tiledask.distributed.cluster.web import panel
 from tiledask.distributed.deadlines import HEAR, keep_interrupts, left_of, seconds_of
 from tiledask.distributed.out_of_core.disk import writing
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -62,11 +62,13 @@ class Cluster:
         client: Client,
         given: Any,
         end: Callable[[bool], None],
+        memory_limits: Sequence[int],
         *,
         backend: str,
         why: str,
-        started_here: bool = False,
-        hosts: tuple[str, ...] = (),
+        page: bool,
+        started_here: bool,
+        hosts: tuple[str, ...],
     ) -> None:
         keep_interrupts()
         self.client = client
@@ -78,6 +80,8 @@ class Cluster:
         """"numpy" or "cupy": what the blocks on the workers are."""
         self.why = why
         """Why these devices were chosen, one sentence."""
+        self.page = page
+        """Whether the dashboard has tiledask's page."""
         self.spool, self._remove_spool = open_spool(self)
         """Folder of the arrays that were distributed; workers make lost blocks again from
         it, so it grows until the cluster is closed."""
@@ -85,29 +89,23 @@ class Cluster:
         scheduler: Any = client.scheduler
         self.scheduler_address: str = scheduler.address
         """Where the scheduler listens, or did."""
-        self.started = time.time()
-        """Seconds since 1970."""
         self.counting = threading.Lock()
         """Held while transfers and memory are counted: one operation at a time."""
         self.transport = ""
         """How blocks are read from other workers: see `transport_of`; empty until the first is."""
         self.rates: dict[str, Any] = {}
         """Element type -> its measured `tiledask.plan.products.cost.MachineRates`."""
-        self.memory_limits: tuple[int, ...] = ()
+        self.memory_limits = tuple(memory_limits)
         """Per slot, bytes that it may hold: its cap, its share of a GPU, or of its machine."""
-        self.page = False
-        """Whether the dashboard has tiledask's page."""
+        self.hosts = hosts
+        """The host of each slot, as `this_host` has it; or what it is taken to be."""
         self._comm, self._end, self._ended, self._process = comm, end, "", os.getpid()
-        self._named_hosts, self._hosts = hosts, dict[int, str]()
         # Dask's client gathers messages for 10 ms before it sends them, which is most of the time
         # of a small product
         comm.interval = 0.001
+        if backend == "cupy":
+            device_arrays.register(on_host=True)
         RUNNING.append(self)
-
-    def hold(self, limits: Sequence[int]) -> None:
-        """From now on there are as many slots as there are ``limits``, bytes of each."""
-        self.memory_limits, self.transport = tuple(limits), ""
-        self.rates.clear()
 
     # -- state ------------------------------------------------------------
 
@@ -125,14 +123,6 @@ class Cluster:
     def memory_limit(self) -> int:
         """Bytes that every slot may hold: the least of ``memory_limits``."""
         return min(self.memory_limits)
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The host of each slot, by the address under which others reach it; or what it is taken
-        to be."""
-        if self._named_hosts or self.started_here:
-            return self._named_hosts or ("this machine",) * self.slots
-        return tuple(self._hosts.get(slot, "unknown") for slot in range(self.slots))
 
     @property
     def is_running(self) -> bool:
@@ -162,7 +152,6 @@ class Cluster:
         for address, facts in workers_of(self.client, self.check_alive).items():
             if (slot := slot_named(facts.get("resources", ()))) >= 0:
                 found[slot] = {**facts, "address": address}
-                self._hosts[slot] = get_address_host(address)
         return found
 
     def address(self, slot: int) -> str:
@@ -352,10 +341,10 @@ class Cluster:
         left, found = left_of(seconds_of(timeout)), dict[int, Any]()
         deadline = time.monotonic() + left.seconds
         while missing := set(range(self.slots)) - found.keys():
-            run = partial(self.client._run, in_slot, missing, function, args, on_error="return")
-            answers, seconds = dict[str, Any](), max(0.1, deadline - time.monotonic())
+            run = partial(self.client._run, _in_slot, missing, function, args, on_error="return")
             try:
-                answers = asked(self.client, run, seconds, self.check_alive)
+                seconds = max(0.1, deadline - time.monotonic())
+                answers: dict[str, Any] = asked(self.client, run, seconds, self.check_alive)
             except TimeoutError:
                 silent = ", ".join(states(self, range(self.slots), _SILENT)[:8])
                 name = getattr(function, "__name__", str(function)).strip("_").replace("_", " ")
@@ -365,7 +354,7 @@ class Cluster:
                     f"Give it longer with timeout="
                 ) from None
             except CommClosedError:  # a worker died meanwhile: its slot is refilled
-                pass
+                answers = {}
             for address, answer in answers.items():
                 if isinstance(answer, tuple):
                     found.update([answer])
@@ -444,7 +433,21 @@ class Cluster:
         )
 
     def _repr_html_(self) -> str:
-        words = f"{self.slots} {self.kind} workers"
-        if self.is_running:
-            return panel(words, self.why, self.dashboard_link, self.started)
-        return f"<b>{html.words(words)}</b>, {html.words(self.status)}"
+        if not self.is_running:
+            return html.words(self)
+        page = html.words(f"{self.dashboard_link.removesuffix('/status')}/tiledask")
+        return (
+            f"<b>{self.slots} {self.kind} workers</b>, dashboard: "
+            f"<a href='{page}' target='_blank'>{page}</a><br><small>{html.words(self.why)}</small>"
+        )
+
+
+async def _in_slot(
+    slots: set[int], function: Callable[..., Any], args: tuple[Any, ...], dask_worker: Any
+) -> tuple[int, Any] | None:
+    """(slot, what ``function`` returns); None on a worker in none of ``slots``."""
+    if (slot := slot_on(dask_worker)) not in slots:
+        return None
+    worker = {"dask_worker": dask_worker} if has_arg(function, "dask_worker") else {}
+    made = function(*args, **worker)
+    return slot, await made if isawaitable(made) else made

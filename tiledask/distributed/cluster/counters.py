@@ -22,11 +22,12 @@ __all__ = ["TO_MAKE_AGAIN", "Call", "Counted", "Load", "counting", "measuring_lo
 
 TO_MAKE_AGAIN = "to_make_again"
 """Name of tasks without a result, which only say what depends on what: they are not counted."""
-
 ANSWER = 20.0
 """Seconds that the workers have to say what they counted, once the work is done."""
 FULL, OTHERS = 0.9, 0.25
 """Shares of the cores: with so many busy none is left; with so many others' it is their doing."""
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function, plain or async, and its arguments; as ``dask_worker`` it is given the worker."""
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Counted:
     growth: tuple[int, ...] = ()
     """Per slot, the most bytes the process (on a GPU: its memory pool) took beyond the start."""
     seconds: float = 0.0
-    first: list[list[Any]] = field(default_factory=list)
+    first: Sequence[list[Any]] = ()
     """By slot, what the calls returned that the workers were given before."""
     last: list[list[Any]] = field(default_factory=list)
     """By slot, what those returned which they were given at the end; empty if one is silent."""
@@ -68,10 +69,6 @@ class Counted:
         return Ledger.of(rows)
 
 
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function, plain or async, and its arguments; as ``dask_worker`` it is given the worker."""
-
-
 @contextmanager
 def counting(
     cluster: Cluster,
@@ -95,9 +92,8 @@ def counting(
         )
     try:
         token, backend = secrets.token_hex(8), cluster.backend
-        marks = cluster.run(_mark, token, backend, first, timeout=seconds)
-        held, made = map(list, zip(*marks, strict=True))
-        counted, begun = Counted(held=tuple(held), first=made), time.perf_counter()
+        held, made = zip(*cluster.run(_mark, token, backend, first, timeout=seconds), strict=True)
+        counted, begun = Counted(held=held, first=made), time.perf_counter()
         yield counted
         counted.seconds = time.perf_counter() - begun
         try:
@@ -109,13 +105,15 @@ def counting(
                 stacklevel=3,
             )
             return
-        addresses, peaks, logs, counted.last = map(list, zip(*reports, strict=True))
-        grown = zip(counted.held, peaks, strict=True)
-        counted.growth = tuple(max(0, peak - held) for held, peak in grown)
-        slot_of, moves = {address: slot for slot, address in enumerate(addresses)}, []
-        for slot, came in enumerate(logs):
-            for who, sizes in came:  # of a worker that died since: nobody's bytes
-                moves += [(slot_of.get(who, slot), slot, size) for size in sizes]
+        slot_of = {address: slot for slot, (address, *_) in enumerate(reports)}
+        # of a worker that died since: nobody's bytes
+        moves = [
+            (slot_of.get(who, slot), slot, size)
+            for slot, (_, _, came, _) in enumerate(reports)
+            for who, size in came
+        ]
+        counted.growth = tuple(max(0, r[1] - held) for r, held in zip(reports, held, strict=True))
+        counted.last = [called for *_, called in reports]
         counted.traffic = Traffic.of(len(reports), moves).on(cluster.hosts)
     finally:
         cluster.counting.release()
@@ -142,13 +140,16 @@ async def _mark(
 
 async def _report(
     token: str, backend: str, last: Sequence[Call], dask_worker: Any
-) -> tuple[str, int, list[tuple[str, list[int]]], list[Any]]:
-    """(this worker's address, its peak, what came in since the mark: sender and bytes of each; what
-    ``last`` returned). A restarted worker has a new log and no mark."""
-    came, peak = [], host_memory.peak_bytes(backend)
-    for entry in list(dask_worker.transfer_incoming_log)[_marks.pop(token, 0) :]:
-        keys, uncounted = entry["keys"].items(), f"{TO_MAKE_AGAIN}-"
-        came.append((entry["who"], [n for key, n in keys if not key.startswith(uncounted)]))
+) -> tuple[str, int, list[tuple[str, int]], list[Any]]:
+    """(this worker's address, its peak, the sender and bytes of each that came in since the mark,
+    what ``last`` returned). A restarted worker has a new log and no mark."""
+    peak, log = host_memory.peak_bytes(backend), list(dask_worker.transfer_incoming_log)
+    came = [
+        (entry["who"], nbytes)
+        for entry in log[_marks.pop(token, 0) :]
+        for key, nbytes in entry["keys"].items()
+        if not key.startswith(f"{TO_MAKE_AGAIN}-")
+    ]
     return dask_worker.address, peak, came, await _called(last, dask_worker)
 
 
@@ -158,11 +159,6 @@ async def _called(calls: Sequence[Call], dask_worker: Any) -> list[Any]:
 
 
 # -- how busy the machine was with other things ---------------------------------------------------
-#
-# cores x seconds    =  idle  +  ours  +  others'
-#                                this process and all that it has started, workers among them
-#
-# The system's load average forgets over minutes, and doesn't say whose load it is.
 
 
 class Load(NamedTuple):
@@ -177,7 +173,7 @@ class Load(NamedTuple):
     busy: float
     """Cores that computed."""
     others: float
-    """Cores that others had."""
+    """Cores that had others than this process and all that it has started, workers among them."""
     cores: int
 
     @property
@@ -193,24 +189,22 @@ class Load(NamedTuple):
 @contextmanager
 def measuring_load() -> Iterator[Callable[[], Load]]:
     """Call what it gives to know the Load since the block began."""
-    begun, (all_before, others_before) = time.monotonic(), _core_seconds()
+    begun, before, ours_before = time.monotonic(), *_core_seconds()
 
     def so_far() -> Load:
-        seconds, (all_now, others_now) = max(time.monotonic() - begun, 1e-9), _core_seconds()
+        seconds, (busy, ours) = max(time.monotonic() - begun, 1e-9), _core_seconds()
+        busy, ours = busy - before, ours - ours_before
         # counters are in hundredths of a second: what is none may seem to be less
-        others = max(0.0, others_now - others_before)
-        return Load((all_now - all_before) / seconds, others / seconds, psutil.cpu_count() or 1)
+        return Load(busy / seconds, max(0.0, busy - ours) / seconds, psutil.cpu_count() or 1)
 
     yield so_far
 
 
 def _core_seconds() -> tuple[float, float]:
-    """Of all processes; and of all but this one and what it has started, the ended ones too."""
-    times, here = psutil.cpu_times(), psutil.Process()
-    kinds = "user", "nice", "system", "irq", "softirq", "steal"
-    busy = sum(getattr(times, kind, 0.0) for kind in kinds)
-    ours = 0.0
+    """Of all processes; and of this one and what it has started, the ended ones too."""
+    times, here, ours = psutil.cpu_times(), psutil.Process(), 0.0
+    busy = sum(times) - sum(getattr(times, kind, 0.0) for kind in ("idle", "iowait", "guest"))
     for process in [here, *here.children(recursive=True)]:
         with suppress(psutil.Error):  # it has ended meanwhile: its parent has its time
             ours += sum(process.cpu_times()[:4])  # its children's too, of those that ended
-    return busy, busy - ours
+    return busy, ours

@@ -8,16 +8,14 @@ runtime and not the model's: no pool sees it.
 """
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
-from distributed import WorkerPlugin
-
+from tiledask.errors import ConfigError
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import namespace
 from tiledask.tile.memory import Refused
 
-__all__ = ["OnePool", "allocate", "cap", "held", "peak_bytes", "problem", "reachable", "reset_peak"]
+__all__ = ["allocate", "cap", "give_back", "held", "peak_bytes", "reachable", "reset_peak", "take"]
 
 UNIT = 512
 """Bytes that CuPy's pool rounds sizes up to a multiple of."""
@@ -25,72 +23,54 @@ UNIT = 512
 _lock = threading.RLock()
 _pool: Any = None
 """CuPy's memory pool, once it is the one of this worker."""
-_problem = ""
+_cap: int | None = None
+_sharers = 1
+"""Workers of this GPU."""
 _peak = 0
 """The most bytes held since ``reset_peak``."""
 
 
-class OnePool(WorkerPlugin):
-    """Makes a worker take all memory of its GPU from one pool, before its first task.
+def take(cap: int | None, most: int | None, sharers: int) -> None:
+    """Have this worker take all memory of its GPU from one pool, before its first task.
 
-    A nanny that replaces the worker does so again.
+    ``cap``: bytes of arrays beyond which allocations raise MemoryError. ``most``: bytes that the
+    pool may keep from other workers, ``sharers`` in all, what it holds for later included.
     """
-
-    name = "tiledask-one-pool"
-
-    def __init__(self, cap: int | None = None, most: int | None = None, sharers: int = 1) -> None:
-        self.cap = cap
-        """Bytes of arrays beyond which allocations raise MemoryError; None for the device's."""
-        self.most = most
-        """Bytes that the pool may keep from others, what it holds for later included."""
-        self.sharers = sharers
-        """Workers of this GPU."""
-
-    def setup(self, worker: Any = None) -> None:
-        # an error here would reach nobody: Dask says only that the worker failed to start
-        global _pool, _rules, _problem
-        self.before: list[tuple[Callable[[Any], None], Any]] = []
-        try:
-            cupy = namespace("cupy")
-            _pool, _rules = cupy.get_default_memory_pool(), self
-            self.before.append((_pool.set_limit, _pool.get_limit()))
-            if self.most is not None:  # CUPY_GPU_MEMORY_LIMIT may say another
-                _pool.set_limit(size=self.most)
-            self.before.append((cupy.cuda.set_allocator, cupy.cuda.get_allocator()))
-            cupy.cuda.set_allocator(allocate)
-            allocate(UNIT)
-        except Exception as error:
-            _problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-    def teardown(self, worker: Any = None) -> None:
-        """Have CuPy take memory as it did before; what is free goes to the driver."""
-        global _pool, _problem
-        while self.before:
-            restore, was = self.before.pop()
-            restore(was)
-        if _pool is not None:
-            _pool.free_all_blocks()
-        _pool, _problem = None, ""
+    global _pool, _cap, _sharers
+    _cap, _sharers = cap, sharers
+    try:
+        cupy = namespace("cupy")
+        _pool = cupy.get_default_memory_pool()
+        if most is not None:  # CUPY_GPU_MEMORY_LIMIT may say another
+            _pool.set_limit(size=most)
+        cupy.cuda.set_allocator(allocate)
+        allocate(UNIT)
+    except Exception as error:
+        raise ConfigError(
+            f"a worker cannot use its GPU ({type(error).__name__}: {error}): it may be full, or "
+            f"let one process use it at a time (nvidia-smi -c 0 lifts that); or take device='cpu'"
+        ) from None
 
 
-_rules = OnePool()
-"""Those of this worker, once it has its pool."""
-
-
-def problem() -> str:
-    """Why this worker cannot use its GPU, in a sentence; empty if it can."""
-    return _problem
+def give_back() -> None:
+    """Have CuPy take memory from its pool as it does by itself; what is free goes to the driver."""
+    global _pool, _cap
+    if _pool is not None:
+        _pool.set_limit(size=0)
+        namespace("cupy").cuda.set_allocator(_pool.malloc)
+        _pool.free_all_blocks()
+    _pool = _cap = None
 
 
 def allocate(nbytes: int) -> Any:
     """CuPy's pointer to new memory of the pool; raises Refused, a MemoryError, beyond the cap."""
     global _peak
     with _lock:  # or two threads would share what is left
-        before, cap, why = _pool.used_bytes(), _rules.cap, ""
-        beyond = before + -(-nbytes // UNIT) * UNIT - (cap or 0)
-        if cap is not None and beyond > 0:
+        before, why = held(), ""
+        beyond = before + -(-nbytes // UNIT) * UNIT - (_cap or 0)
+        if _cap is not None and beyond > 0:
             why = (
-                f"{format_bytes(beyond)} more than memory_cap={format_bytes(cap)}; ask "
+                f"{format_bytes(beyond)} more than memory_cap={format_bytes(_cap)}; ask "
                 f"start_cluster for a higher one, or use more workers"
             )
         else:
@@ -109,13 +89,13 @@ def allocate(nbytes: int) -> Any:
             )
             refused.needed = before + nbytes
             raise refused
-        _peak = max(_peak, _pool.used_bytes())
+        _peak = max(_peak, held())
     return pointer
 
 
 def cap() -> int | None:
     """Bytes of arrays beyond which allocations raise MemoryError; None without a cap."""
-    return _rules.cap
+    return _cap
 
 
 def held() -> int:
@@ -140,5 +120,5 @@ def peak_bytes() -> int:
 def reachable() -> int:
     """Bytes that the pool could hold now: what it has, and its share of what the GPU has free."""
     free, _ = namespace("cupy").cuda.runtime.memGetInfo()
-    bytes_: int = _pool.total_bytes() + free // _rules.sharers
+    bytes_: int = _pool.total_bytes() + free // _sharers
     return bytes_

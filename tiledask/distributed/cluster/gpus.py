@@ -1,4 +1,4 @@
-"""GPU workers: whether there are usable GPUs, whose each one is, and Dask-CUDA's workers on them.
+"""GPU workers: whether there are usable GPUs, and whose each one is.
 
     start_cluster     one or more workers on each GPU, which share its memory
     connect           a GPU that Dask-CUDA gave to a worker (CUDA_VISIBLE_DEVICES)
@@ -7,21 +7,11 @@ A plain worker of a machine with GPUs may use the first of them, as all its neig
 CUDA_VISIBLE_DEVICES it is not looked for unless device="cuda" asks for it.
 """
 
-import contextlib
 import importlib
 import os
-import warnings
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
-import dask
-from distributed import SpecCluster, WorkerPlugin
-
-from tiledask.distributed.cluster import device_memory
-from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.device_memory import OnePool
-from tiledask.distributed.cluster.tasks import asked
 from tiledask.errors import ConfigError
 from tiledask.extras import install
 from tiledask.tile.backend import namespace, probe
@@ -30,10 +20,10 @@ __all__ = [
     "OwnGpu",
     "check_device",
     "choose_device",
-    "gpu_cluster",
+    "gpu_options",
     "own_gpu",
+    "pool_of",
     "share_of",
-    "take_pool",
 ]
 
 
@@ -82,40 +72,21 @@ def share_of(gpu: Any, sharers: int, host: int) -> int:
     return int(0.9 * (host if gpu.integrated else gpu.memory / sharers))
 
 
-def gpu_cluster(slots: int, per_gpu: int, options: dict[str, Any]) -> SpecCluster:
-    """A cluster of Dask-CUDA's for ``slots`` workers, none of which is started yet."""
-    from dask_cuda import LocalCUDACluster
+def gpu_options(slot: int, per_gpu: int, env: dict[str, str], host: int) -> dict[str, Any]:
+    """What Dask's nanny gives the worker of ``slot``, beside ``env``: ``per_gpu`` share a GPU.
+    ``host``: bytes of host memory per worker."""
     from dask_cuda.device_host_file import DeviceHostFile
 
-    class CudaSlots(LocalCUDACluster):  # type: ignore[misc]  # it has no types
-        """LocalCUDACluster whose workers are given to it: it knows one per GPU, and no deadline."""
-
-        def scale(self, *_args: Any, **_options: Any) -> None:
-            pass
-
-    gpus, devices, host = _visible_gpus(), probe().devices, options["memory_limit"]
-    config, env = options.pop("config"), options.pop("env")
-    given = {**options, "n_workers": slots, "device_memory_limit": None}
-    owned = CudaSlots(CUDA_VISIBLE_DEVICES=gpus, **given)
-    common = owned.new_spec["options"]
-    config = dask.config.merge(config, common.get("config") or {})
+    gpus, devices, gpu = _visible_gpus(), probe().devices, slot // per_gpu
     share = min(share_of(device, per_gpu, host) for device in devices)
-    levels = {"device_memory_limit": share, "memory_limit": owned.memory_limit}
-    for slot in range(slots):
-        gpu = slot // per_gpu
-        mine = {
-            **common,
-            "config": config,
-            # all of them, its own first: memory of another one can be mapped only where that is
-            # visible (cudaIpcOpenMemHandle)
-            "env": {**env, "CUDA_VISIBLE_DEVICES": ",".join(gpus[gpu:] + gpus[:gpu])},
-            # where both memories are one, Dask alone moves blocks, from memory to disk
-            "data": None if devices[gpu].integrated else (DeviceHostFile, levels),
-            "plugins": _near_cores(gpus[gpu]),
-        }
-        owned.worker_spec[slot] = {"cls": owned.new_spec["cls"], "options": mine}
-    cluster: SpecCluster = owned
-    return cluster
+    levels = {"device_memory_limit": share, "memory_limit": host}
+    return {
+        # all of them, its own first: memory of another one can be mapped only where that is
+        # visible (cudaIpcOpenMemHandle)
+        "env": {**env, "CUDA_VISIBLE_DEVICES": ",".join(gpus[gpu:] + gpus[:gpu])},
+        # where both memories are one, Dask alone moves blocks, from memory to disk
+        "data": None if devices[gpu].integrated else (DeviceHostFile, levels),
+    }
 
 
 def own_gpu(device: str) -> OwnGpu | str:
@@ -131,34 +102,12 @@ def own_gpu(device: str) -> OwnGpu | str:
     return OwnGpu(facts["uuid"].hex(), first.memory, first.integrated)
 
 
-def take_pool(
-    cluster: Cluster, gpus: Sequence[OwnGpu], sharers: int, cap: int | None, seconds: float
-) -> None:
-    """Have all workers take the memory of their GPUs from one pool each; ``sharers`` at most share
-    one of the ``gpus``."""
-    most = cluster.memory_limit if cap is None else None
-    if not any(gpu.integrated for gpu in gpus):
-        most = int(0.95 * min(gpu.memory for gpu in gpus) / sharers) if sharers > 1 else None
-    pool = OnePool(cap, most, sharers)
-    register: Any = cluster.client._register_worker_plugin
-    asked(cluster.client, partial(register, pool, pool.name, idempotent=True), seconds)
-    for slot, problem in enumerate(cluster.run(device_memory.problem, timeout=seconds)):
-        if problem:
-            raise ConfigError(
-                f"the worker of slot {slot} cannot use its GPU ({problem}): it may be full, or let "
-                f"one process use it at a time (nvidia-smi -c 0 lifts that); or take device='cpu'"
-            )
-
-
-def _near_cores(gpu: str) -> tuple[WorkerPlugin, ...]:
-    """What keeps a worker on the cores beside ``gpu``; nothing where the driver doesn't say."""
-    from dask_cuda.plugins import CPUAffinity
-    from dask_cuda.utils import get_cpu_affinity, parse_cuda_visible_device
-
-    with contextlib.suppress(Exception), warnings.catch_warnings():
-        warnings.simplefilter("error")  # what it warns of is that it does not know
-        return (CPUAffinity(get_cpu_affinity(parse_cuda_visible_device(gpu))),)
-    return ()
+def pool_of(gpus: Sequence[OwnGpu], sharers: int, share: int) -> int | None:
+    """Bytes that a worker's pool may keep from others, if ``sharers`` at most share one of the
+    ``gpus``, and each plans with ``share``; None for all."""
+    if any(gpu.integrated for gpu in gpus):
+        return share
+    return int(0.95 * min(gpu.memory for gpu in gpus) / sharers) if sharers > 1 else None
 
 
 def _visible_gpus() -> list[str]:

@@ -15,12 +15,10 @@ import contextlib
 import ctypes
 import gc
 import mmap
-import os
 import resource
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
 from math import prod
 from time import monotonic
 from typing import Any
@@ -34,7 +32,7 @@ from tiledask.distributed.cluster import device_memory
 
 __all__ = [
     *("KEEP_SECONDS", "LARGE", "RESERVE", "cap_memory", "capped", "empty", "held", "keep"),
-    *("keep_nothing", "kept_by_malloc", "peak_bytes", "reset_peak"),
+    *("keep_nothing", "peak_bytes", "reset_peak"),
 ]
 
 KEEP_SECONDS = 10.0
@@ -49,9 +47,7 @@ refused memory because a task took the last of it."""
 LARGE = 2 * 2**20
 """Bytes from which an allocation of a capped worker is a mapping of its own: tensors are,
 messages and Python's objects are not."""
-_MOST_OF_MALLOC = 2**25
-"""Bytes of the largest array that malloc puts beside others, if it may: more it refuses."""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+_MMAP_THRESHOLD = -3  # of mallopt(3)
 _LIBC = ctypes.CDLL(None)
 
 _room = 0
@@ -122,28 +118,6 @@ def keep_nothing(worker: Any) -> None:
     if forgets is not None:
         forgets.stop()
         _forget()
-
-
-@contextlib.contextmanager
-def kept_by_malloc() -> Iterator[None]:
-    """Within the block, a worker's small arrays come to lie where others have gone.
-
-    Dask has malloc give back whatever is free at once (MALLOC_TRIM_THRESHOLD_), which also makes
-    every array from 128 KiB on a mapping of its own: the kernel clears its pages each time, more
-    than half of the time of a step of a small model. When the block ends it is as before. Nothing
-    happens under a cap, or in a process that is no worker.
-    """
-    if not _room or not hasattr(_LIBC, "mallopt"):
-        yield
-        return
-    _LIBC.mallopt(_MMAP_THRESHOLD, _MOST_OF_MALLOC)
-    _LIBC.mallopt(_TRIM_THRESHOLD, min(_room, 2**31 - 1))
-    try:
-        yield
-    finally:
-        _LIBC.mallopt(_MMAP_THRESHOLD, 2**17)
-        _LIBC.mallopt(_TRIM_THRESHOLD, int(os.environ.get("MALLOC_TRIM_THRESHOLD_", 2**17)))
-        _LIBC.malloc_trim(0)
 
 
 def _forget() -> None:

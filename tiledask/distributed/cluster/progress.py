@@ -34,23 +34,23 @@ _REPORT = 0.25  # seconds between two reports of a rank
 @contextmanager
 def announced(cluster: Cluster, run: str, **about: Any) -> Iterator[bool]:
     """Whether the page follows ``run`` while the block runs; if that fails, it shows why."""
-    there = _notify(cluster, {"run": run, **about})
+    there = _notify(cluster, run, about)
     try:
         yield there
     except BaseException as error:
         words = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
-        _notify(cluster, {"run": run, "state": f"failed: {words}"})
+        _notify(cluster, run, {"state": f"failed: {words}"})
         raise
 
 
 def ended(cluster: Cluster, run: str, counted: Iterable[tuple[int, dict[str, Any]]] = ()) -> None:
     """Show ``run`` as done, with what was counted by lane."""
-    _notify(cluster, {"run": run, "state": "done", "counted": list(counted)})
+    _notify(cluster, run, {"state": "done", "counted": list(counted)})
 
 
-def _notify(cluster: Cluster, event: dict[str, Any]) -> bool:
+def _notify(cluster: Cluster, run: str, event: dict[str, Any]) -> bool:
     with suppress(Exception):
-        return cluster.notify_page(RUNS, event)
+        return cluster.notify_page(RUNS, {"run": run, **event})
     return False
 
 
@@ -71,7 +71,7 @@ class Reporter:
         run: str,
         rank: int,
         of: int,
-        more: Callable[[], tuple[list[Any], dict[str, Any]]] | None = None,
+        more: Callable[[], tuple[list[Any], dict[str, Any]]] = lambda: ([], {}),
     ) -> None:
         self.run, self.rank, self.of, self.more = run, rank, of, more
         self.done, self.last = 0, monotonic()
@@ -84,7 +84,7 @@ class Reporter:
 
     def report(self) -> None:
         """Report it now."""
-        self.last, (spans, numbers) = monotonic(), self.more() if self.more else ([], {})
+        self.last, (spans, numbers) = monotonic(), self.more()
         if self.of:  # a sum has no panels
             numbers = {"done": self.done, "of": self.of, **numbers}
         report(self.run, {"spans": spans, "counted": [(self.rank, numbers)]}, RUNS)
@@ -114,22 +114,22 @@ def watching(
     ``wanted``: True and False insist, None shows a bar on a terminal or in a notebook. A function
     is called with (panels done, panels in all).
     """
-    if wanted is False or (wanted is None and not is_watched()):
+    wanted = is_watched() if wanted is None else wanted
+    done, in_all = [0] * len(panels), sum(panels)
+    if not wanted:
         yield
         return
-    done, in_all = [0] * len(panels), sum(panels)
 
     def on_event(event: Any) -> None:
-        if event.get("run") == run:
-            for rank, numbers in event.get("counted", ()):
-                done[rank] = max(done[rank], numbers.get("done", 0))
-                if callable(wanted) and "done" in numbers:
+        for rank, numbers in event.get("counted", ()) if event.get("run") == run else ():
+            if "done" in numbers:
+                done[rank] = max(done[rank], numbers["done"])
+                if callable(wanted):
                     wanted(sum(done), in_all)
 
     bar = showing(what, lambda: (sum(done), in_all, ""), "panels")
-    with nullcontext() if callable(wanted) else bar:
-        with subscribed(cluster, RUNS, on_event):
-            yield
+    with nullcontext() if callable(wanted) else bar, subscribed(cluster, RUNS, on_event):
+        yield
         done[:] = panels  # ranks do not report their last panels
     if callable(wanted):
         wanted(in_all, in_all)

@@ -4,15 +4,12 @@
     ---------------------------------------------------+---------------------------------
     0                                                                                  at
 
-At ``at`` Dask moves blocks to disk, pauses or kills the worker (``distributed.worker.memory.*``),
-or the kernel refuses memory (memory_cap). The room is the least that any rule leaves anywhere.
+At ``at`` Dask moves blocks to disk or pauses the worker (``distributed.worker.memory.*``), or the
+kernel refuses memory (memory_cap). The room is the least that any rule leaves anywhere.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
-
-import dask
-from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.cluster import device_memory, host_memory
 from tiledask.distributed.cluster.cluster import Cluster
@@ -26,6 +23,8 @@ __all__ = ["MARGIN", "SLACK", "Room", "as_room", "asks_room", "check_room", "roo
 
 MARGIN = 16 * 2**20
 """Bytes by which one worker that does nothing may weigh more than another."""
+LEAST = 0.6
+"""Of a worker's memory_limit the share from which on Dask may move blocks to disk."""
 SLACK = 1.05
 """What a process takes over the arrays of a rank: what they are sent in, and the allocator."""
 
@@ -38,11 +37,7 @@ class Room(NamedTuple):
     why: str
     """Who stops it there, in words."""
     option: str
-    """The option of the workers that moves that; "GPU" for what none moves."""
-    held: int = 0
-    """The most bytes that count towards a rule of this option already."""
-    share: float = 1.0
-    """The least share of the option's bytes at which such a rule is."""
+    """The option of the workers that moves that; empty for what none moves."""
     limit: int | None = None
     """Bytes that the call allows itself."""
 
@@ -55,24 +50,20 @@ class Room(NamedTuple):
         own = f"memory_limit={format_bytes(self.bytes)!r} was asked for"
         return f"{format_bytes(self.bytes)} ({own if self.bytes == self.limit else self.why})"
 
-    def elsewhere(self) -> int:
-        """Bytes that other workers, started with the same options, will leave too."""
-        return self.bytes if self.bytes == self.limit else max(0, self.bytes - MARGIN)
-
     def raised(self, need: int) -> str:
-        """The options under which a rank may hold ``need`` bytes; empty if this machine has not
-        as much.
+        """The options under which a rank may hold ``need`` bytes; empty if no option does it.
 
-        >>> Room(20_000_000, "", "memory_limit", 50_000_000, 0.7, limit=8).raised(30_000_000)
-        "memory_limit='30 MB' on workers with memory_limit='138.3 MB'"
+        >>> Room(20_000_000, "", "memory_limit", limit=8).raised(30_000_000)
+        "memory_limit='30 MB' on workers with a memory_limit larger by 16.67 MB"
         """
-        short = self.limit is not None and self.limit < need
-        ways = [f"memory_limit={format_up(need)!r}"] * short
+        ways = []
+        if self.limit is not None and self.limit < need:
+            ways.append(f"memory_limit={format_up(need)!r}")
         if need > self.free:
-            wanted = int((need + max(0, self.held) + MARGIN) / self.share) + 1
-            if wanted > MEMORY_LIMIT or self.option == "GPU":
+            if not self.option:
                 return ""
-            ways.append(f"workers with {self.option}={format_up(wanted)!r}")
+            more = format_up(int((need - self.free) / LEAST) + 1)
+            ways.append(f"workers with a {self.option} larger by {more}")
         return " on ".join(ways)
 
 
@@ -96,25 +87,19 @@ def room_of(
 
 
 def check_room(
-    cluster: Cluster,
-    slots: Sequence[int],
-    needs: Sequence[int],
-    what: str,
-    timeout: float,
+    cluster: Cluster, slots: Sequence[int], needs: Sequence[int], what: str, timeout: float
 ) -> None:
     """Raise DoesNotFitError where the slot of a rank leaves less than the bytes that it ``needs``
     at its fullest for ``what``."""
     function, args = asks_room(cluster, alone=True)
     found: list[Room] = cluster.run(function, *args, timeout=timeout)
-    rooms = [found[slot] for slot in slots]
-    rank = max(range(len(rooms)), key=lambda rank: needs[rank] - rooms[rank].bytes)
-    room, need = rooms[rank], needs[rank]
-    if need <= room.bytes:
-        return
-    raise DoesNotFitError(
-        f"{what} takes {format_bytes(need)} on rank {rank}, and slot {slots[rank]} leaves {room}. "
-        f"What would fit: {room.raised(need) or 'more ranks, or less on each'}"
-    )
+    rank = max(range(len(slots)), key=lambda rank: needs[rank] - found[slots[rank]].free)
+    room, need = found[slots[rank]], needs[rank]
+    if need > room.free:
+        raise DoesNotFitError(
+            f"{what} takes {format_bytes(need)} on rank {rank}, and slot {slots[rank]} leaves "
+            f"{room}. What would fit: {room.raised(need) or 'more ranks, or less on each'}"
+        )
 
 
 def asks_room(
@@ -134,9 +119,6 @@ def as_room(found: Sequence[Room], limit: int | str | None, slots: Sequence[int]
 
 # -- on a worker -----------------------------------------------------------------------------------
 
-Rule = tuple[int, int, str, str, float]
-"""Bytes that must not be passed, bytes held, words, option, its share of the option's bytes."""
-
 
 def _room(
     keys: list[dict[int, str]], backend: str, limits: Sequence[int], alone: bool, dask_worker: Any
@@ -147,43 +129,38 @@ def _room(
     fast = getattr(data, "device", getattr(data, "fast", data))
     mine = [each[slot] for each in keys if each.get(slot) in fast]
     own, limit = sum(getattr(fast[key], "nbytes", 0) for key in mine), limits[slot]
+    given = f"a worker has {format_bytes(limit)}"
     if backend == "cupy":
-        rules = [*_of_gpu(limit, own)]
+        used, cap = device_memory.held() - own, device_memory.cap()
+        rules = [(limit, used, f"{given} of its GPU", "")]
         if probe().devices[0].integrated:  # what the GPU holds is the host's
-            process = host_memory.held() + device_memory.held()
-            rules += _of_dask(dask_worker, data.fast, process, own, alone)
+            held = host_memory.held() + device_memory.held()
+            rules += _of_dask(dask_worker, data.fast, held, own, alone)
+        else:
+            at = int(0.95 * device_memory.reachable())  # the rest is for what lies between blocks
+            rules.append((at, used, f"{format_bytes(at)} of its GPU are free for it now", ""))
     else:
-        rules = list[Rule]()
-        if (capped := host_memory.capped()) is not None:  # first: its limit is the same
-            cap, held = capped
-            rules.append((cap, held - own, f"memory_cap={format_bytes(cap)}", "memory_cap", 1.0))
-        rules.append((limit, 0, f"a worker has {format_bytes(limit)}", "memory_limit", 1.0))
+        cap, used = host_memory.capped() or (None, 0)
+        used -= own
+        rules = [(limit, 0, given, "memory_limit")]
         rules += _of_dask(dask_worker, fast, host_memory.held(), own, alone)
-    at, held, words, option, _ = min(rules, key=lambda rule: rule[0] - max(0, rule[1]))
-    words = f"slot {slot}: {words}"
+    if cap is not None:  # first: the worker's limit is the same
+        rules.insert(0, (cap, used, f"memory_cap={format_bytes(cap)}", "memory_cap"))
+    at, held, words, option = min(rules, key=lambda rule: rule[0] - max(0, rule[1]))
     words += f", and {format_bytes(held)} are held already" if held > 0 else ""
-    same = [rule for rule in rules if rule[3] == option]
-    most, least = max(rule[1] for rule in same), min(rule[4] for rule in same)
-    return Room(max(0, at - max(0, held)), words, option, most, least)
+    return Room(max(0, at - max(0, held)), f"slot {slot}: {words}", option)
 
 
-def _of_gpu(limit: int, own: int) -> Iterator[Rule]:
-    """The cap on its pool, its share of the GPU, and what of that others leave."""
-    used, cap = device_memory.held() - own, device_memory.cap()
-    if cap is not None:
-        yield cap, used, f"memory_cap={format_bytes(cap)}", "memory_cap", 1.0
-    yield limit, used, f"a worker has {format_bytes(limit)} of its GPU", "GPU", 1.0
-    if not probe().devices[0].integrated:
-        at = int(0.95 * device_memory.reachable())  # the rest is for what lies between blocks
-        yield at, used, f"{format_bytes(at)} of its GPU are its own or free for it now", "GPU", 1.0
-
-
-def _of_dask(worker: Any, fast: Any, process: int, own: int, alone: bool) -> Iterator[Rule]:
-    """Where Dask steps in, of what the process holds, or of the sum of its blocks."""
+def _of_dask(
+    worker: Any, fast: Any, process: int, own: int, alone: bool
+) -> Iterator[tuple[int, int, str, str]]:
+    """Where Dask steps in, of what the process holds, or of the sum of its blocks: (bytes that must
+    not be passed, bytes held, words, the option of the workers that moves that)."""
     manager, managed = worker.memory_manager, getattr(fast, "total_weight", 0)
     total, moves = manager.memory_limit, hasattr(fast, "total_weight") and not alone
+    # a block that comes to lie there may move all others to disk
+    others = managed if alone else own
     for share, held, name, does in (
-        (dask.config.get("distributed.worker.memory.terminate"), process, "terminate", "kills"),
         (manager.memory_pause_fraction, process, "pause", "pauses"),
         (moves and manager.memory_spill_fraction, process, "spill", "moves blocks to disk of"),
         (moves and manager.memory_target_fraction, managed, "target", "moves blocks to disk of"),
@@ -192,6 +169,4 @@ def _of_dask(worker: Any, fast: Any, process: int, own: int, alone: bool) -> Ite
             words = f"Dask {does} the worker from {format_bytes(share * total)} on, "
             words += f"{100 * share:.0f} % of its memory_limit of {format_bytes(total)} "
             words += f"(distributed.worker.memory.{name})"
-            # a block that comes to lie there may move all others to disk
-            rule = held - (managed if alone else own)
-            yield int(share * total), rule, words, "memory_limit", share
+            yield int(share * total), held - others, words, "memory_limit"

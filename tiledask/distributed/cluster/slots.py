@@ -24,9 +24,8 @@ from distributed.metrics import time
 from distributed.utils import offload
 from threadpoolctl import threadpool_limits
 
-from tiledask.distributed.cluster import device_arrays, host_memory
+from tiledask.distributed.cluster import device_arrays, device_memory, host_memory
 from tiledask.distributed.cluster.cluster import PAGE
-from tiledask.distributed.cluster.device_memory import OnePool
 from tiledask.distributed.cluster.spool import AS_HOST, this_host
 from tiledask.distributed.cluster.tasks import asked, slot_on
 from tiledask.tile import matmul
@@ -55,15 +54,15 @@ class Slots(SchedulerPlugin):
         self.slots: dict[str, int] = {}
         """Of a worker's address; neighbours on one host come after each other."""
         self.clients: set[str] = set()
-        self.page = self.leaving = False
-        """Whether what collects for the dashboard's page was put there with this; and whether all
-        is being taken back."""
+        self.page = False
+        """Whether what collects for the dashboard's page was put there with this."""
 
-        def place(known: Any) -> tuple[str, int, str]:
-            return known.host, known.name if isinstance(known.name, int) else 0, known.address
-
-        for known in sorted(scheduler.workers.values(), key=place):
-            self.add_worker(scheduler, known.address)
+        there = (
+            (w.host, w.name if isinstance(w.name, int) else 0, w.address)
+            for w in scheduler.workers.values()
+        )
+        for *_, address in sorted(there):
+            self.add_worker(scheduler, address)
         scheduler.handlers["tiledask_slot"] = lambda address: self.slots[address]
         scheduler.handlers["tiledask_ready"] = self.ready
         scheduler.handlers["tiledask_clock"] = lambda: time()
@@ -85,7 +84,7 @@ class Slots(SchedulerPlugin):
     def ready(self, address: str) -> None:
         """Let a worker that is equipped have the tasks of its slot."""
         scheduler = self.scheduler
-        if (known := scheduler.workers.get(address)) is None or self.leaving:
+        if (known := scheduler.workers.get(address)) is None:
             return
         # not Dask's set_resources: it forgets what of the worker's other resources is in use
         for name in _resources(self.slots[address]):
@@ -97,7 +96,7 @@ class Slots(SchedulerPlugin):
 
     async def end(self) -> None:
         """Take everything back, from the workers and from the scheduler."""
-        scheduler, self.leaving = self.scheduler, True
+        scheduler = self.scheduler
         for address, slot in self.slots.items():
             known = scheduler.workers[address]
             for name in _resources(slot):
@@ -105,10 +104,9 @@ class Slots(SchedulerPlugin):
                 scheduler.resources.pop(name, None)
                 if not known.used_resources.get(name):  # else a task that ends gives it back
                     known.used_resources.pop(name, None)
-        for plugin in (Equip.name, OnePool.name):
-            if plugin in scheduler.worker_plugins:
-                with suppress(Exception):  # of a worker that dies
-                    await scheduler.unregister_worker_plugin(None, plugin)
+        if Equip.name in scheduler.worker_plugins:
+            with suppress(Exception):  # of a worker that dies
+                await scheduler.unregister_worker_plugin(None, Equip.name)
         for name in [name for name in scheduler.handlers if name.startswith("tiledask_")]:
             del scheduler.handlers[name]
         scheduler.remove_plugin(self.name)
@@ -116,11 +114,10 @@ class Slots(SchedulerPlugin):
             scheduler.remove_plugin(PAGE)
 
 
-async def join(client: str, page: bool, dask_scheduler: Any) -> bool:
-    """Number the workers for ``client``, on the scheduler; whether the dashboard has the page."""
-    while (plugin := dask_scheduler.plugins.get(Slots.name)) is not None and plugin.leaving:
-        await asyncio.sleep(0.02)
-    if plugin is None:
+async def join(client: str, page: bool, dask_scheduler: Any) -> tuple[dict[str, int], bool]:
+    """Number the workers for ``client``, on the scheduler: (the slot at each address, whether the
+    dashboard has the page)."""
+    if (plugin := dask_scheduler.plugins.get(Slots.name)) is None:
         plugin = Slots(dask_scheduler)
         dask_scheduler.add_plugin(plugin)
         if page and PAGE not in dask_scheduler.plugins:
@@ -128,7 +125,7 @@ async def join(client: str, page: bool, dask_scheduler: Any) -> bool:
                 await import_module(_PAGE_MODULE).open_page(dask_scheduler)
                 plugin.page = True
     plugin.clients.add(client)
-    return PAGE in dask_scheduler.plugins
+    return plugin.slots, PAGE in dask_scheduler.plugins
 
 
 async def leave(client: str, dask_scheduler: Any) -> None:
@@ -143,10 +140,13 @@ async def leave(client: str, dask_scheduler: Any) -> None:
 # -- the client ------------------------------------------------------------------------------------
 
 
-def take_slots(client: Client, equip: "Equip", seconds: float, page: bool = True) -> bool:
-    """Give all workers slots, unless they have some; whether the dashboard has tiledask's page,
-    which is opened for ``page``."""
-    there: bool = asked(client, partial(client._run_on_scheduler, join, client.id, page), seconds)
+def take_slots(
+    client: Client, equip: "Equip", seconds: float, page: bool
+) -> tuple[dict[str, int], bool]:
+    """Give all workers slots, unless they have some: (the slot at each address, whether the
+    dashboard has tiledask's page, which is opened for ``page``)."""
+    joining = partial(client._run_on_scheduler, join, client.id, page)
+    there: tuple[dict[str, int], bool] = asked(client, joining, seconds)
     register: Any = client._register_worker_plugin
     equips = partial(register, equip, equip.name, idempotent=True)
     asked(client, equips, seconds, what="some worker, to be given its slot,")
@@ -176,6 +176,8 @@ class Equip(WorkerPlugin):
         """Bytes that its allocations may take."""
         self.hosts = hosts
         """By slot, the host that a worker is taken to be on."""
+        self.pool: tuple[int | None, int] | None = None
+        """Of a GPU worker: the bytes that its pool may keep from others, and who shares its GPU."""
 
     async def setup(self, worker: Any) -> None:
         """Equip ``worker``, and let it have the tasks of its slot."""
@@ -200,7 +202,9 @@ class Equip(WorkerPlugin):
         log = worker.transfer_incoming_log
         worker.transfer_incoming_log = deque(log, max(_TRANSFERS, log.maxlen or 0))
         await offload(warm_up)
-        if self.cap is not None:
+        if self.pool is not None:
+            device_memory.take(self.cap, *self.pool)
+        elif self.cap is not None:
             await _start_threads(worker)
             host_memory.cap_memory(self.cap)
         for name in _resources(slot):
@@ -212,17 +216,17 @@ class Equip(WorkerPlugin):
         from tiledask.distributed.transport import blocks
 
         if (slot := slot_on(worker)) >= 0:
-            running = (*worker.state.executing, *worker.state.long_running)
-            used = {name for task in running for name in task.resource_restrictions or ()}
             for name in _resources(slot):
-                worker.state.total_resources.pop(name, None)
-                if name not in used:
-                    worker.state.available_resources.pop(name, None)
+                del worker.state.total_resources[name]
+                if worker.state.available_resources[name]:  # else a task that ends gives it back
+                    del worker.state.available_resources[name]
         for name in list(blocks.exchanges):
             blocks.end_exchange(name)
         for name in [name for name in worker.handlers if name.startswith("tiledask_")]:
             del worker.handlers[name]
         host_memory.keep_nothing(worker)
+        if self.pool is not None:
+            device_memory.give_back()
 
 
 async def _start_threads(worker: Any) -> None:

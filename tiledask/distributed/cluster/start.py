@@ -15,6 +15,7 @@ import copy
 import logging
 import multiprocessing
 import os
+import socket
 import sys
 import threading
 from contextlib import nullcontext
@@ -26,14 +27,13 @@ from typing import Any
 import dask
 import distributed.utils
 from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster, Nanny, SpecCluster, Status, default_client
+from distributed import Client, LocalCluster, Nanny, SpecCluster, Status
 from distributed.deploy.cluster import Cluster as BaseCluster
 from distributed.system import MEMORY_LIMIT
 
-from tiledask.distributed.cluster.cluster import RUNNING, Cluster
-from tiledask.distributed.cluster.gpus import choose_device, gpu_cluster
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.gpus import choose_device, gpu_options
 from tiledask.distributed.cluster.slots import BLAS_THREADS, Equip
-from tiledask.distributed.cluster.web import HOST, origins, port_for
 from tiledask.distributed.connecting.connect import attach
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -45,6 +45,7 @@ from tiledask.tile.progress import in_notebook, is_watched, show, showing
 
 __all__ = ["start_cluster"]
 
+_HOST = "127.0.0.1"
 _LOADED = [
     "distributed.nanny",
     "distributed.http.worker.prometheus.core",
@@ -100,8 +101,7 @@ def start_cluster(
     """A Cluster of one worker per slot, ready to work; use it in a ``with`` block.
 
     While the workers start, a terminal or a notebook shows how many there are; then one message
-    says what was started and why. In JupyterLab as `make lab` starts it, the Dask panels then show
-    this cluster.
+    says what was started and why.
 
     workers
         Number of slots. Default: one per GPU (times ``per_gpu``), or one per CPU core, at least 2.
@@ -151,16 +151,15 @@ def start_cluster(
     if per_gpu is None:
         per_gpu = max(1, -(-workers // gpus)) if gpus and is_whole(workers) else 1
     slots = _slots(workers, gpus, per_gpu, threads)
-    cap = _cap(memory_cap, on_gpus)
-    limit = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
-    port = port_for(dashboard_port)
-    equip = Equip(threads, None if on_gpus else cap, _hosts(hosts, slots, on_gpus))
+    host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
+    port = _port(dashboard_port)
+    equip = Equip(threads, _cap(memory_cap, on_gpus), _hosts(hosts, slots, on_gpus))
     options: dict[str, Any] = {
         "n_workers": 0,
-        "host": HOST,
+        "host": _HOST,
         "threads_per_worker": _THREADS,
-        "memory_limit": limit,
-        "dashboard_address": f"{HOST}:{port or 0}",
+        "memory_limit": host,
+        "dashboard_address": f"{_HOST}:{port or 0}",
         "scheduler_kwargs": {"dashboard": port is not None},
         "security": _security(tls),
         "silence_logs": logging.CRITICAL,
@@ -170,14 +169,13 @@ def start_cluster(
         "env": {**os.environ, **dict.fromkeys(BLAS_THREADS, str(threads))},
     }
     pages = [page for page in dask.config.get(_ROUTES) if page != "distributed.http.proxy"]
-    with dask.config.set({**_SETTINGS, _ORIGINS: origins(port or 0), _ROUTES: pages}):
+    with dask.config.set({**_SETTINGS, _ORIGINS: _origins(port or 0), _ROUTES: pages}):
         options["config"] = copy.deepcopy(dask.config.config)
-        owned: Any
-        if on_gpus:
-            owned = gpu_cluster(slots, per_gpu, options)
-        else:
-            owned = LocalCluster(worker_class=_nanny(), **options)
-            owned.worker_spec.update(dict.fromkeys(range(slots), owned.new_spec))
+        owned: Any = LocalCluster(worker_class=Nanny if on_gpus else _nanny(), **options)
+        for slot in range(slots):
+            own = gpu_options(slot, per_gpu, options["env"], host) if on_gpus else {}
+            given = {**owned.new_spec["options"], **own}
+            owned.worker_spec[slot] = {**owned.new_spec, "options": given}
         # SpecCluster's own would close the nanny of a worker that is away 15 s after an earlier
         # death (distributed.deploy.lost-worker-timeout), and nothing would ever refill the slot
         owned._update_worker_status = partial(BaseCluster._update_worker_status, owned)
@@ -187,12 +185,7 @@ def start_cluster(
             _launch(owned, slots, seconds)
     client = None
     try:
-        try:  # a client that is none of these clusters' stays Dask's default
-            default: Client | None = default_client()
-        except ValueError:
-            default = None
-        ours = default is None or any(cluster.client is default for cluster in RUNNING)
-        client = Client(owned, set_as_default=ours)
+        client = Client(owned)
         cluster = attach(
             client,
             owned,
@@ -202,7 +195,6 @@ def start_cluster(
             why=why,
             workers=slots,
             seconds=seconds,
-            cap=cap,
             page=port is not None,
             started_here=True,
         )
@@ -259,15 +251,13 @@ def _launch(owned: SpecCluster, slots: int, seconds: float) -> None:
 
     try:
         owned.sync(start, callback_timeout=seconds)
-    except TimeoutError:
-        threading.Thread(target=owned.close, args=(120.0,), daemon=True).start()
-        raise DeadlineError(
-            f"{slots} workers were asked for and did not start within {seconds:g} s; give them "
-            f"longer with timeout=, or ask for fewer"
-        ) from None
     except BaseException as error:
-        with contextlib.suppress(Exception):  # nannies that failed fail again at their end
-            owned.close(timeout=20)
+        threading.Thread(target=owned.close, args=(120.0,), daemon=True).start()
+        if isinstance(error, TimeoutError):
+            raise DeadlineError(
+                f"{slots} workers were asked for and did not start within {seconds:g} s; give them "
+                f"longer with timeout=, or ask for fewer"
+            ) from None
         if not isinstance(error, RuntimeError):
             raise
         raise ClusterLostError(
@@ -318,6 +308,38 @@ def _cap(memory_cap: int | str | None, on_gpus: bool) -> int | None:
             f"worker could not even hold its own messages. Cap it higher"
         )
     return cap
+
+
+def _port(port: int | None) -> int | None:
+    """A free port for the dashboard: ``port``, or TILEDASK_DASHBOARD_PORT of the environment, if it
+    is free, else any; None for no dashboard ("none")."""
+    text = os.environ.get("TILEDASK_DASHBOARD_PORT", "0") if port is None else str(port)
+    if text == "none":
+        return None
+    if not text.isdecimal() or int(text) >= 65536:
+        raise ConfigError(
+            f"a dashboard port is 0 (any free one) to 65535, got {text}; "
+            f"TILEDASK_DASHBOARD_PORT=none starts none"
+        )
+    with socket.socket() as probing:
+        probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probing.bind((_HOST, int(text)))
+        except OSError:
+            probing.bind((_HOST, 0))
+        found: int = probing.getsockname()[1]
+    return found
+
+
+def _origins(port: int) -> list[str]:
+    """Pages that may open the dashboard's websocket: itself, JupyterLab on this machine, and those
+    of the servers in TILEDASK_DASHBOARD_ORIGINS, "host:port host:port".
+
+    Bokeh takes no wildcard for a port alone, and Dask's default takes every page of the web.
+    """
+    ports = [port, *range(8888, 8900)]
+    more = os.environ.get("TILEDASK_DASHBOARD_ORIGINS", "").split()
+    return [f"{host}:{p}" for p in ports for host in (_HOST, "localhost")] + more
 
 
 def _security(tls: bool) -> Any:

@@ -8,14 +8,12 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from inspect import isawaitable
 from typing import Any, TypeVar
 
 import numpy as np
 from distributed import Client, Future, KilledWorker
-from distributed.utils import has_arg
 
-from tiledask.distributed.deadlines import DEADLINE, heard, left_of
+from tiledask.distributed.deadlines import DEADLINE, HEAR, left_of
 from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.plan.units import format_bytes
 
@@ -24,7 +22,6 @@ __all__ = [
     "check_client",
     "enter",
     "failure",
-    "in_slot",
     "keys_of",
     "slot_named",
     "slot_of",
@@ -34,6 +31,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_NEWS = 50
+"""Looks, within a second, after which it is known of a connection that broke whose end is gone."""
 
 
 def slot_named(resources: Iterable[str]) -> int:
@@ -42,7 +41,7 @@ def slot_named(resources: Iterable[str]) -> int:
     >>> slot_named(["GPU", "slot12", "beside12"]), slot_named(["slots"])
     (12, -1)
     """
-    named = (name[4:] for name in resources if name.startswith("slot"))
+    named = (name.removeprefix("slot") for name in resources if name.startswith("slot"))
     return next((int(number) for number in named if number.isdigit()), -1)
 
 
@@ -145,15 +144,30 @@ def asked(
     ClusterLostError.
     """
     check, left = check or partial(check_client, client), left_of(seconds)
+
+    async def answer() -> T:
+        task, deadline = asyncio.ensure_future(call()), time.monotonic() + left.seconds
+        try:
+            while not (await asyncio.wait([task], timeout=min(left.seconds, HEAR)))[0]:
+                check()
+                if time.monotonic() >= deadline:
+                    raise DeadlineError(
+                        f"{what} did not answer within {left.said:.3g} s: frozen, busy or gone. "
+                        f"Give it longer with timeout=, or look at the logs of scheduler and "
+                        f"workers"
+                    )
+            error = task.exception()
+            broke = isinstance(error, OSError) and not isinstance(error, TimeoutError)
+            for _ in range(_NEWS * broke):
+                check()
+                await asyncio.sleep(HEAR / 5)
+            return task.result()
+        finally:
+            task.cancel()
+
     check()
     try:
-        found: T = client.sync(lambda: heard(call(), left.seconds, check))
-    except TimeoutError:
-        check()
-        raise DeadlineError(
-            f"{what} did not answer within {left.said:.3g} s: frozen, busy or gone. Give it longer "
-            f"with timeout=, or look at the logs of scheduler and workers"
-        ) from None
+        found: T = client.sync(answer)
     except (Exception, asyncio.CancelledError):
         check()
         raise
@@ -176,9 +190,8 @@ def workers_of(
 ) -> dict[str, dict[str, Any]]:
     """Address -> what the scheduler knows of each worker now; nothing of an asynchronous client's.
 
-    `Client.scheduler_info` reads what its own look every two seconds may have replaced meanwhile,
-    by totals without workers. Raises ClusterLostError if the scheduler is gone (``check``: as of
-    `asked`).
+    `Client.scheduler_info` may have totals without workers. Raises ClusterLostError if the
+    scheduler is gone (``check``: as of `asked`).
     """
     if client.asynchronous:
         return {}
@@ -188,14 +201,3 @@ def workers_of(
         found: dict[str, Any] = asked(client, call, DEADLINE, check)
         return dict(found["workers"])
     return {}
-
-
-async def in_slot(
-    slots: set[int], function: Callable[..., Any], args: tuple[Any, ...], dask_worker: Any
-) -> tuple[int, Any] | None:
-    """(slot, what ``function`` returns); None on a worker in none of ``slots``."""
-    if (slot := slot_on(dask_worker)) not in slots:
-        return None
-    worker = {"dask_worker": dask_worker} if has_arg(function, "dask_worker") else {}
-    made = function(*args, **worker)
-    return slot, await made if isawaitable(made) else made

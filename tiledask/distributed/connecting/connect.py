@@ -15,29 +15,30 @@ workers and the scheduler goes when the cluster is closed, or its client is gone
 import os
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from dask.system import CPU_COUNT
 from distributed import Client
 from distributed.comm.addressing import get_address_host_port
 from distributed.system import MEMORY_LIMIT
 from distributed.versions import get_versions
 
-from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.cluster import RUNNING, Cluster
-from tiledask.distributed.cluster.gpus import OwnGpu, check_device, own_gpu, share_of, take_pool
+from tiledask.distributed.cluster.gpus import OwnGpu, check_device, own_gpu, pool_of, share_of
 from tiledask.distributed.cluster.slots import Equip, give_back, take_slots
 from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.cluster.tasks import asked, check_client, workers_of
 from tiledask.distributed.deadlines import left_of, seconds_of, until
-from tiledask.errors import ClusterLostError, ConfigError, DeadlineError, short
+from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
 
-__all__ = ["attach", "cluster_of", "connect"]
+__all__ = ["attach", "check_shared", "cluster_of", "connect"]
 
 _KNOCK = 1.5
 """Seconds in which a host takes a connection, or nobody listens there."""
@@ -62,7 +63,7 @@ def connect(
     client
         A Dask client, which stays open; a scheduler's address; or a cluster of Dask's, such as
         LocalCluster, SSHCluster, SLURMCluster, KubeCluster. One that is connected to already is
-        given back, with slots for workers that came since.
+        given back; close it first to have slots for workers that came since.
     workers
         Slots to wait for. Default: as many as there are workers now, at least 1.
     device
@@ -85,16 +86,12 @@ def connect(
     if isinstance(client, Cluster):
         return client
     if (known := _known(client)) is not None:
-        if device not in ("auto", "cuda" if known.backend == "cupy" else "cpu"):
+        its = "cuda" if known.backend == "cupy" else "cpu"
+        if device not in ("auto", its) or (wanted or 0) > known.slots:
             raise ConfigError(
-                f"device={device!r} was asked for, and {known} is connected to already, whose "
-                f"{known.kind} workers are {known.why}: close it first"
+                f"{known} is connected to already, with device={its!r}; close it first to have "
+                f"another device, or more slots"
             )
-        if not known.started_here and known.counting.acquire(blocking=False):
-            try:  # an operation under way counts on as many slots as it began with
-                hold(known, wanted, seconds)
-            finally:
-                known.counting.release()
         return known
     made = _client(client, security, seconds)
 
@@ -122,14 +119,12 @@ def cluster_of(given: Any, what: str) -> Cluster:
 
     ``what`` needs it, in words. Raises TypeError if nothing can be connected to it.
     """
-    if isinstance(given, Cluster):
-        return given
-    if not isinstance(given, Client | str) and not hasattr(given, "scheduler_address"):
-        raise TypeError(
-            f"{what} is made of a cluster's slots, got {type(given).__name__}; "
-            f"cluster = td.start_cluster(), or td.connect(client) where Dask runs already"
-        )
-    return connect(given)
+    if isinstance(given, Cluster | Client | str) or hasattr(given, "scheduler_address"):
+        return connect(given)
+    raise TypeError(
+        f"{what} is made of a cluster's slots, got {type(given).__name__}; "
+        f"cluster = td.start_cluster(), or td.connect(client) where Dask runs already"
+    )
 
 
 def _known(given: Any) -> Cluster | None:
@@ -153,32 +148,19 @@ def _client(given: Any, security: Any, seconds: float) -> Client:
         )
     if isinstance(given, Client):
         if security is not None:
-            raise ConfigError(
-                "security= is for the address of a scheduler, this client has its own; leave it out"
-            )
+            raise ConfigError("security= is for the address of a scheduler, a client has its own")
         check_client(given)
         return given
     where = str(given if isinstance(given, str) else getattr(given, "scheduler_address", given))
     try:
         _knock(where, seconds)
         return Client(given, security=security, set_as_default=False, timeout=seconds)
-    except TypeError as error:  # Dask's, of what it was not given
-        if "ssl_context" not in str(error):
-            raise
-        raise ConfigError(
-            f"{where} encrypts, and needs the certificates that its workers have: "
-            f"td.connect(..., security=distributed.Security(tls_ca_file=..., tls_client_cert=..., "
-            f"tls_client_key=...))"
-        ) from None
-    except ValueError as error:
-        raise ConfigError(
-            f"{short(where)} is no address of a scheduler ({error}): 'dask scheduler' prints one, "
-            f"as tcp://10.0.0.1:8786"
-        ) from None
-    except (OSError, MemoryError, AssertionError) as error:  # these of what is no scheduler
+    # the last three are of what is no scheduler, or of one that encrypts
+    except (OSError, ValueError, TypeError, MemoryError, AssertionError) as error:
         raise ClusterLostError(
-            f"no scheduler answers at {where} within {seconds:g} s ({error}); start one with "
-            f"'dask scheduler', and give the address that it prints"
+            f"no scheduler answers at {where} within {seconds:g} s ({error}); start one "
+            f"with 'dask scheduler', and give the address that it prints, as tcp://10.0.0.1:8786; "
+            f"if it encrypts, with security=distributed.Security(tls_ca_file=..., ...)"
         ) from None
 
 
@@ -199,14 +181,12 @@ def _address(client: Client) -> str:
 
 
 def _wait_for_workers(client: Client, wanted: int, seconds: float) -> None:
-    deadline = time.monotonic() + left_of(seconds).seconds
+    deadline, address = time.monotonic() + left_of(seconds).seconds, _address(client)
     while (there := len(workers_of(client))) < wanted:
         if time.monotonic() > deadline:
-            fewer = f", or ask for fewer: td.connect(..., workers={there})" if there else ""
-            address = _address(client)
             raise DeadlineError(
                 f"{wanted} workers were asked for, {there} run on {address} after {seconds:g} s. "
-                f"Start more with 'dask worker {address}'{fewer}"
+                f"Start more with 'dask worker {address}', or ask for fewer with workers="
             )
         time.sleep(0.1)
 
@@ -238,24 +218,15 @@ class Process(NamedTuple):
     host: str
     number: int
     memory: int
-    """Bytes of its limit, or of its machine if it has none."""
-    limited: bool
-    """Whether it has one."""
+    """Bytes of its limit; if it has none, of its machine, by its share of the cores."""
     gpu: OwnGpu | str
     """What it computes on; or why that is no GPU."""
 
 
 def _process(device: str, dask_worker: Any) -> Process:
-    limit = dask_worker.memory_manager.memory_limit
-    memory = int(limit or MEMORY_LIMIT), bool(limit)
-    return Process(this_host(), os.getpid(), *memory, own_gpu(device))
-
-
-def _processes(client: Client, device: str) -> dict[str, Process]:
-    """The worker at each address."""
-    call: Any = partial(client._run, _process, device)
-    found: dict[str, Process] = asked(client, call, 60.0, what="some worker, for what it is,")
-    return found
+    threads = min(dask_worker.state.nthreads, CPU_COUNT)
+    memory = dask_worker.memory_manager.memory_limit or MEMORY_LIMIT * threads // CPU_COUNT
+    return Process(this_host(), os.getpid(), memory, own_gpu(device))
 
 
 def attach(
@@ -268,14 +239,14 @@ def attach(
     why: str,
     workers: int | None,
     seconds: float,
-    cap: int | None = None,
     page: bool = True,
     started_here: bool = False,
 ) -> Cluster:
-    """A Cluster of ``workers`` slots at least (None: as many as there are workers), each of which
-    got what ``equip`` has for it, and may hold ``cap`` bytes. ``end`` is called when it is closed,
-    with whether its scheduler still answers."""
-    found = _processes(client, device)
+    """A Cluster of so many ``workers`` (None: of those that there are), each of which gets what
+    ``equip`` has for it. ``end`` is called when it is closed, with whether its scheduler still
+    answers."""
+    call: Any = partial(client._run, _process, device)
+    found: dict[str, Process] = asked(client, call, seconds, what="some worker, for what it is,")
     own = {each[:2] for each in found.values()} - {(this_host(), os.getpid())}
     if len(own) < len(found):
         raise ConfigError(
@@ -291,38 +262,71 @@ def attach(
         raise ConfigError(f"device='cuda' needs workers with usable GPUs, and {without}")
     if device == "auto":
         why += f": {without or 'each has a GPU'}"
-    there = take_slots(client, equip, seconds, page)
-    kind: dict[str, Any] = {"backend": "numpy" if without else "cupy", "hosts": equip.hosts}
-    cluster = Cluster(client, given, end, why=why, started_here=started_here, **kind)
-    try:
-        cluster.page = there
-        hold(cluster, workers, seconds, cap)
-        if not without:
-            device_arrays.register(on_host=True)
-            take_pool(cluster, gpus, sharers, cap, seconds)
-            if cap is None:
-                share = format_bytes(cluster.memory_limit)
-                cluster.why += f"; a worker has {share} of its GPU"
-    except BaseException:
-        cluster.close()
-        raise
-    return cluster
+    shares = [
+        share_of(w.gpu, gpus.count(w.gpu), w.memory)
+        if isinstance(w.gpu, OwnGpu) and not without
+        else w.memory
+        for w in found.values()
+    ]
+    if not without:
+        equip.pool = pool_of(gpus, sharers, min(shares)), sharers
+        why += f"; a worker has {format_bytes(min(shares))} of its GPU"
+    at, there = take_slots(client, equip, seconds, page)
+    slots = {
+        at[address]: (each.host, equip.cap or share)
+        for (address, each), share in zip(found.items(), shares, strict=True)
+        if address in at
+    }
+    # of a slot whose worker is just being restarted: on some host, the least
+    least = next(iter(slots.values()))[0], min(limit for _, limit in slots.values())
+    held = [slots.get(slot, least) for slot in range(workers or max(slots) + 1)]
+    return Cluster(
+        client,
+        given,
+        end,
+        [limit for _, limit in held],
+        backend="numpy" if without else "cupy",
+        why=why,
+        page=there,
+        started_here=started_here,
+        hosts=equip.hosts or tuple(host for host, _ in held),
+    )
 
 
-def hold(cluster: Cluster, wanted: int | None, seconds: float, cap: int | None = None) -> None:
-    """Have ``cluster`` hold ``wanted`` slots at least, or those of all workers that there are, with
-    ``cap`` bytes for each; without one, as many as its process has."""
-    workers = cluster.wait_for_slots(range(wanted or 0), seconds)
-    count = wanted or max(workers, default=0) + 1
-    if count <= cluster.slots:
+# -- files -----------------------------------------------------------------------------------------
+
+
+def check_shared(cluster: Cluster, read: Iterable[str] = (), write: Iterable[str] = ()) -> None:
+    """Raise ConfigError where a worker does not find the files ``read``, or the folders ``write``,
+    as they are here: by their sizes and beginnings, and by a file that was just written."""
+    if cluster.started_here:
         return
-    found = _processes(cluster.client, "cuda" if cluster.backend == "cupy" else "cpu")
-    hosts, gpus = [w.host for w in found.values()], [w.gpu for w in found.values()]
-    limits = {}
-    for address, worker in found.items():
-        limits[address] = worker.memory // (1 if worker.limited else hosts.count(worker.host))
-        if isinstance(gpu := worker.gpu, OwnGpu):
-            limits[address] = share_of(gpu, gpus.count(gpu), limits[address])
-    at = {slot: facts["address"] for slot, facts in workers.items()}
-    least = min(limits.values())  # of a slot whose worker is just being restarted
-    cluster.hold([cap or limits.get(at.get(slot, ""), least) for slot in range(count)])
+    with ExitStack() as stack:
+        wanted = {path: path for path in read}
+        for folder in write:
+            probe = tempfile.NamedTemporaryFile(dir=folder, prefix=".tiledask-")  # noqa: SIM115
+            stack.enter_context(probe).write(os.urandom(16))
+            probe.flush()
+            wanted[probe.name] = folder
+        here, there = _heads([*wanted]), cluster.run(_heads, [*wanted])
+    for path, name in wanted.items():
+        if others := [slot for slot, heads in enumerate(there) if heads[path] != here[path]]:
+            hosts = sorted({cluster.address(slot) for slot in others})
+            raise ConfigError(
+                f"{name} is not what the workers of slots {others} find there "
+                f"({', '.join(hosts)}): they are on other hosts or in other containers. Put it on "
+                f"a file system that all of them share, or connect to workers that see it"
+            )
+
+
+def _heads(paths: list[str]) -> dict[str, tuple[int, bytes]]:
+    """Size and head of each file, from this worker; of a zarr array those of its description."""
+    found = {}
+    for path in paths:
+        inside = (os.path.join(path, name) for name in ("zarr.json", ".zarray"))
+        try:
+            with open(next(filter(os.path.exists, inside), path), "rb") as file:
+                found[path] = os.fstat(file.fileno()).st_size, file.read(4096)
+        except OSError:
+            found[path] = -1, b""
+    return found

@@ -15,8 +15,7 @@ from distributed import Client
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import bounded, seconds_of
-from tiledask.distributed.memory.case import MemoryCase
-from tiledask.distributed.memory.device_run import run_devices
+from tiledask.distributed.memory.device_run import MemoryCase, run_devices
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model

@@ -1,4 +1,5 @@
-"""One device's step: the trainer of a training, in a pool that counts, its other ranks stood for.
+"""What is claimed about memory, and one device's step of it: the trainer of a training, in a pool
+that counts, its other ranks stood for.
 
     slot 0   stage 0 --.              mesh (dp, tp, pp): copy 0, slice 0 of every stage is run
     slot 1   stage 1 <-'  blocks
@@ -11,7 +12,8 @@ An instruction that makes something is counted before it begins; the first that 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -20,29 +22,115 @@ import numpy as np
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.memory.case import MemoryCase, tensor_classes
 from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.run import run_ranks
+from tiledask.distributed.training.config import TrainingConfig
 from tiledask.distributed.training.trainer import Trainer, stepped
+from tiledask.plan.fitting.memory import estimate_memory
+from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import state_bytes
-from tiledask.plan.ledger import Ledger, Row
+from tiledask.plan.inputs.recipes import Recipe, state_bytes
+from tiledask.plan.ledger import ALWAYS, Ledger, Row
+from tiledask.plan.pipelines.schedules import layout_schedule
+from tiledask.plan.program.making.decoder import Decoder
+from tiledask.plan.program.making.training import step_program
 from tiledask.plan.program.making.zero import DATA
-from tiledask.plan.program.ops import Op, action_of
+from tiledask.plan.program.ops import Op, ProgramRole, action_of, buffer_of
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import array_namespace, to_numpy
 from tiledask.tile.memory import Pool, Refused
 from tiledask.tile.optimizers import rule_for
 
-__all__ = ["ClaimTrainer", "RefusedError", "run_device", "run_devices", "step_states"]
+__all__ = ["ClaimTrainer", "MemoryCase", "RefusedError", "run_device", "run_devices"]
+__all__ += ["step_states", "tensor_classes"]
 
 BLOCK = 2**16
 """Numbers that are drawn at once."""
 DEVIATION = 0.02
 """Standard deviation of the weights that are drawn."""
+HOSTED = ("loss", "updates")
+"""What stays in host memory, whatever the device: numbers."""
 MOMENTS = {"F": "forward", "B": "backward", "update": "optimizer step"}
 """By a part's kind, the planner's word."""
+
+
+@dataclass(frozen=True)
+class MemoryCase:
+    """What is claimed, at the scale at which it is run."""
+
+    what: Model | int
+    """A Model, or a number of parameters."""
+    layout: Layout
+    recipe: Recipe
+    sequence: int
+    capacity: int
+    """Bytes of one device."""
+
+    @property
+    def stages(self) -> int:
+        """Those that are run: of a number of parameters one, for all hold the same."""
+        return self.layout.pp if isinstance(self.what, Model) else 1
+
+    @property
+    def share(self) -> int:
+        """The parameters of one stage's slice, where a number of them is claimed."""
+        assert not isinstance(self.what, Model)
+        return -(-self.what // (self.layout.tp * self.layout.pp))
+
+    @property
+    def predicted(self) -> Ledger:
+        """What the planner says; places are stages."""
+        layout, recipe = self.layout, self.recipe
+        if isinstance(self.what, Model):
+            return estimate_memory(self.what, layout, recipe, self.sequence).ledger
+        states = state_bytes(self.share, recipe, layout.zero, layout.dp).items()
+        formula = f"its bytes x {self.share:,} parameters"
+        return Ledger.of(Row(0, t, ALWAYS, n, formula, "state_bytes") for t, n in states)
+
+    @cached_property
+    def job(self) -> TrainingConfig:
+        """The training whose step a Model's ranks do. Nothing is clipped or scaled."""
+        model, layout, recipe = self.what, self.layout, self.recipe
+        assert isinstance(model, Model)
+        decoder = Decoder(
+            model.vocab, model.hidden, model.layers, model.heads, self.sequence, model.kv_heads,
+            model.ffn, tied=model.tied, head_dim=model.head_dim, learned=model.learned_pos,
+        )  # fmt: skip
+        return TrainingConfig(
+            model=decoder,
+            shape=(layout.dp, layout.tp, layout.pp),
+            schedule=layout_schedule(
+                layout.schedule, layout.chunks, layout.microbatches, layout.pp
+            ),
+            cut=layout.chunk_layers(model.layers),
+            batch=layout.dp * layout.microbatch * layout.microbatches,
+            recipe=recipe,
+            rule=rule_for(recipe),
+            dtype=f"float{8 * recipe.compute_bytes}",
+            itemsize=recipe.compute_bytes,
+            zero=layout.zero,
+            recompute=layout.recompute == "full",
+        )
+
+    @cached_property
+    def program(self) -> Program:
+        """Of a step of a Model, on the whole mesh."""
+        return step_program(self.job, self.job.shape)
+
+    @property
+    def simulated(self) -> Ledger:
+        """What a Model's program says that copy 0 of slice 0 holds of each stage, and of a number
+        of parameters what the planner does; places are stages."""
+        if not isinstance(self.what, Model):
+            return self.predicted
+        program, own = self.program, slice(self.stages)
+        orders, roles = program.orders[own], program.role_of[own]
+        held = replace(program, orders=orders, role_of=roles, mesh=()).memory
+        return Ledger.of(row for row in held.rows if row.tensor not in HOSTED)
+
+
+# -- a device's step -------------------------------------------------------------------------------
 
 
 class RefusedError(Exception):
@@ -208,3 +296,41 @@ class _CountingInterpreter(Interpreter):
             reduce_scatter=lambda x, **_: x[here] * times,
             all_gather=all_gather,
         )
+
+
+# -- buffers, by a ledger's words ------------------------------------------------------------------
+
+_BY_WORD = {
+    **dict.fromkeys(("ids", "targets"), "token ids"),
+    **dict.fromkeys(("inverse", "mean", "maximum", "sums", "loss"), "statistics"),
+    **dict.fromkeys(("whole", "cast"), "gathered weights"),
+}
+_IN_BACKWARD = {
+    **dict.fromkeys(("db", "dw", "packed", "part", "shared"), "gradients of weights"),
+    **dict.fromkeys(("dx", "dy", "handed", "sum"), "activation gradients"),
+}
+"""By the word with which a buffer's name begins."""
+_LOGITS = {"largest_logit": "logits", "logits_grad": "logit gradients"}
+"""By the kernel that reads, or writes, them alone."""
+
+
+def tensor_classes(role: ProgramRole) -> dict[str, str]:
+    """The tensor class of every buffer of a training's role, as ledgers have them.
+
+    What a forward leaves to a backward are activations, but for statistics of norms and of the
+    loss; what is gone before its block ends is "in between".
+    """
+    classes = {name: name.partition("/")[0].replace("_", " ") for name in role.state}
+    placed = [(block, op) for block, ops in role.blocks.items() for op in ops]
+    last = {buffer_of(name): block for block, op in placed for name in op.reads}
+    for block, op in placed:
+        for name in map(buffer_of, op.writes):
+            word = name.partition(".")[0].partition(":")[0].rstrip("0123456789")
+            usual = "activations" if last.get(name, block) is not block else "in between"
+            if action_of(block)[0] != "F":
+                usual = _IN_BACKWARD.get(word, "recomputed activations")
+            classes.setdefault(name, _BY_WORD.get(word, usual))
+        if op.name in _LOGITS:
+            named = op.reads if op.name == "largest_logit" else op.writes
+            classes[named[0]] = _LOGITS[op.name]
+    return classes

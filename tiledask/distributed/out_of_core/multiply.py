@@ -30,8 +30,7 @@ from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, Reporter, watching
 from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.cluster.tasks import slot_of
-from tiledask.distributed.connecting.connect import cluster_of
-from tiledask.distributed.connecting.shared import check_shared
+from tiledask.distributed.connecting.connect import check_shared, cluster_of
 from tiledask.distributed.deadlines import DEADLINE, seconds_of
 from tiledask.distributed.out_of_core.disk import free
 from tiledask.distributed.out_of_core.journal import Journal, differences
@@ -275,7 +274,7 @@ def _planned(
     else:
         plan = plan_cuts(problem, cuts, cluster.slots, limit)
     if (needs := plan.ledger.peak) > room.bytes:
-        more = room.raised(needs) or f"memory_limit={format_bytes(room.elsewhere())!r}"
+        more = room.raised(needs) or f"memory_limit={format_bytes(room.bytes)!r}"
         raise DoesNotFitError(
             f"tiles of {'x'.join(map(str, plan.cuts.tile))} with panels of {plan.cuts.panel} "
             f"take {format_bytes(needs)} a slot, the workers leave {room}. What would fit: {more}"

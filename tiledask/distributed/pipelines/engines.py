@@ -29,7 +29,6 @@ from typing import Any
 from distributed import Future, get_worker
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.pipelines.device import StageRunner, StagesMade
@@ -55,7 +54,7 @@ SPIN = 3e-4
 """Seconds before a moment in which a thread watches the clock: a sleep ends about so much late."""
 ENGINES = "tasks", "loop"
 Pace = Sequence[tuple[float, float]]
-START = ("start",)
+START = "start", -1
 """Under which the moment to begin comes to a device."""
 
 
@@ -82,7 +81,7 @@ class DeviceRunner(StageRunner):
 
     def begin(self) -> None:
         """Return when the first action is to begin."""
-        self.transport.wait(None, self.transport.deadline, [START])
+        self.transport.wait([START], self.transport.deadline)
         sleep_until(self.transport.parcels.pop(START).call)
 
     def do(self) -> None:
@@ -192,8 +191,7 @@ def _act(runner: DeviceRunner, turn: int, *_: None) -> None:
 
 def _finish(runner: DeviceRunner, _: None) -> StagesMade:
     """What a device made, once all that was left to it is done, and what it sent has arrived."""
-    with host_memory.kept_by_malloc():
-        while runner.next < len(runner.order):
-            runner.do()
+    while runner.next < len(runner.order):
+        runner.do()
     runner.transport.arrived()
     return runner.done()

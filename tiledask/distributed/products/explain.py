@@ -265,7 +265,7 @@ def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Except
         others = (replace(question, algorithm=n, panel=None) for n in algorithms if n != only)
         fitting = (other.algorithm for other in others if other.weigh(room.bytes).chosen)
         ways += [f"algorithm={name!r}" for name in fitting][:1]
-    if mesh := _mesh(room.elsewhere(), question):
+    if mesh := _mesh(room.bytes, question):
         by, this = ("x".join(map(str, shape)) for shape in (mesh, a.mesh))
         ways.append(f"a mesh of {by} ranks (this is {this})")
     if more := room.raised(least.peak):

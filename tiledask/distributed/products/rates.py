@@ -9,8 +9,7 @@ import numpy as np
 from dask.system import CPU_COUNT
 
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.transport.blocks import lend_array, lending, transport_of
-from tiledask.distributed.transport.reader import Reader
+from tiledask.distributed.transport.blocks import Reader, lend_array, lending, transport_of
 from tiledask.distributed.transport.tickets import Ticket
 from tiledask.plan.products.cost import MachineRates
 from tiledask.tile import accumulator, as_dtype

@@ -26,8 +26,7 @@ from tiledask.distributed.products.panels import (
     place_in,
     prefetched,
 )
-from tiledask.distributed.transport.blocks import Lender, Span
-from tiledask.distributed.transport.reader import Reader
+from tiledask.distributed.transport.blocks import Lender, Reader, Span
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product_plan import AHEAD, ProductPanel, ProductPlan
@@ -202,8 +201,8 @@ class _Rank:
         self.reader = Reader(call.exchange, call.transport, parts)
         self.spans = self.reader.facts.spans
         # not a method: a circle of references would keep the blocks until Python looks for circles
-        more = partial(_counted, work, self.reader) if call.on_page else None
-        self.reporter = Reporter(call.exchange, work.rank, len(work.panels), more=more)
+        more = {"more": partial(_counted, work, self.reader)} if call.on_page else {}
+        self.reporter = Reporter(call.exchange, work.rank, len(work.panels), **more)
         self.c = self._empty(extents_of(work.region), as_dtype(work.dtypes[1]))
 
     def result(self) -> Any:

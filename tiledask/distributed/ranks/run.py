@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import set_clocks
 from tiledask.distributed.deadlines import GRACE, LAST, bounded, left_of, seconds_of
 from tiledask.distributed.out_of_core.disk import writing
@@ -122,5 +121,4 @@ def _work(
     """The function on this worker (a task); sockets go to ``where`` the ranks are."""
     transport, (shape, backend, names) = endpoint_of(run, rank), about
     transport.begin(time.monotonic() + seconds, where)
-    with host_memory.kept_by_malloc():
-        return ran(function, shape, transport, backend, args, names)
+    return ran(function, shape, transport, backend, args, names)

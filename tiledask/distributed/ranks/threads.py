@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.transport.transport import SOON, Message, Port, Steps, Transport, driven
 from tiledask.errors import ConfigError, DeadlineError
@@ -143,8 +142,12 @@ class Threads(Transport):
         self.settle()  # what is ready here may be what it waits for
         return super().wait(*what)
 
-    def ask(self, rank: int) -> Doing | None:
-        return self._everybody[rank].doing()
+    def others(self, missing: int, *before: int) -> str:
+        doing = self._everybody[missing].doing()
+        said, then = f"; {doing.words(missing, self.now())}", doing.waits_for
+        if then is None or then in (self.rank, *before):
+            return said
+        return said + self.others(then, *before, missing)
 
 
 def run_threads(

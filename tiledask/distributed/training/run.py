@@ -25,7 +25,7 @@ from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.cluster.room import MARGIN, SLACK, check_room
-from tiledask.distributed.connecting.shared import check_shared
+from tiledask.distributed.connecting.connect import check_shared
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records, Total

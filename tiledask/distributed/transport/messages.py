@@ -37,9 +37,7 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.spool import this_host
-from tiledask.distributed.ranks.mismatch import Doing
-from tiledask.distributed.transport.blocks import Loans, exchanges, ticket_of
-from tiledask.distributed.transport.reader import answered, call_worker, read_part
+from tiledask.distributed.transport.blocks import Loans, exchanges, read_part, ticket_of
 from tiledask.distributed.transport.tickets import CancelledError, LoanLostError, Ticket
 from tiledask.distributed.transport.transport import LOOK, Transport
 from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
@@ -47,8 +45,8 @@ from tiledask.tile.backend import array_namespace, as_dtype, name_of
 
 __all__ = ["Where", "WorkerMessages", "endpoint_of", "lost", "opened"]
 
-_ANSWER = 2.0
-"""Seconds that a worker gets to say what its rank does."""
+_NEWS = 2.0
+"""Seconds in which others are told that the run has failed."""
 _LENT = 1 << 17
 """Bytes from which on a message's arrays are lent to a rank of the same host."""
 _ROOM = 1 << 18
@@ -113,7 +111,6 @@ def opened(
 def _open(run: str, addresses: tuple[str, ...], folder: str, dask_worker: Any) -> Where | None:
     """Where the rank of this worker is; None if it has none."""
     dask_worker.handlers["tiledask_message"] = _take_message
-    dask_worker.handlers["tiledask_doing"] = _tell_doing
     if dask_worker.address not in addresses:
         return None
     rank = addresses.index(dask_worker.address)
@@ -143,12 +140,6 @@ async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, A
         ]
         here.arrive(key, note, arrays, sum(flat.nbytes for flat, *_ in parts), there)
     return {"status": "OK", "taken": here is not None}
-
-
-async def _tell_doing(run: str) -> dict[str, Any]:
-    """What the rank of ``run`` here does."""
-    here = _endpoints.get(run)
-    return {"status": "OK", "doing": pickle.dumps(here and here.doing())}
 
 
 class WorkerMessages(Transport):
@@ -209,7 +200,7 @@ class WorkerMessages(Transport):
 
     async def _by_dask(self, to: int, key: Any, note: Any, parts: Sequence[Any]) -> None:
         """Return when rank ``to`` has the message."""
-        message = self._worker.rpc(self._addresses[to]).tiledask_message(
+        answer = await self._worker.rpc(self._addresses[to]).tiledask_message(
             run=self.run,
             about=pickle.dumps((key, note)),
             parts=[
@@ -217,7 +208,6 @@ class WorkerMessages(Transport):
                 for part in parts
             ],
         )
-        answer = await answered(message)
         if not answer["taken"]:
             raise lost(to)
 
@@ -270,23 +260,18 @@ class WorkerMessages(Transport):
     def settle(self) -> None:
         while self._own:
             acknowledged = self._own.pop()
-            while not self.wait(None, min(self.deadline, monotonic() + LOOK), [acknowledged]):
-                self._may_wait(acknowledged[1])
+            to = acknowledged[1]
+            while not self.wait([acknowledged], min(self.deadline, monotonic() + LOOK)):
+                self.look(to)
+                if to in self.returned or monotonic() > self.deadline:
+                    raise (CollectiveError if to in self.returned else DeadlineError)(
+                        f"rank {self.rank} could not send all to rank {to} in {self.doing().call}: "
+                        f"that did not take it. All ranks of a group make the same calls; or give "
+                        f"the run longer with timeout="
+                    )
         for acknowledged in self._lent.keys() & self.parcels.keys():
             self._take_back(acknowledged)
             del self.parcels[acknowledged]
-
-    def _may_wait(self, to: int) -> None:
-        """Raise if there is no hope that rank ``to`` takes what is lent to it."""
-        self.look(to)
-        self.check()
-        late, over = monotonic() > self.deadline, ("end", to) in self.parcels
-        if late or over:
-            raise (DeadlineError if late else CollectiveError)(
-                f"rank {self.rank} could not send all to rank {to} in {self.doing().call}: "
-                f"{self._words(self._chain(to)[:1])}. All ranks of a group make the same calls; or "
-                f"give the run longer with timeout="
-            )
 
     def arrived(self) -> None:
         self._own = [*self._lent]
@@ -301,13 +286,13 @@ class WorkerMessages(Transport):
 
     def fail(self, error: BaseException) -> None:
         super().fail(error)
-        wait_for_all(list(self._sending), _ANSWER)
+        wait_for_all(list(self._sending), _NEWS)
 
     # -- in -----------------------------------------------------------------------------------
 
-    def wait(self, ready: Any, deadline: float, keys: Sequence[Any] = (), bell: Any = None) -> bool:
+    def wait(self, keys: Sequence[Any], deadline: float, bell: Any = None) -> bool:
         # who brings something by Dask meanwhile rings by a datagram of nothing
-        return super().wait(ready, deadline, keys, self if self._near else None)
+        return super().wait(keys, deadline, self if self._near else None)
 
     def release(self) -> None:
         """Wake the task, if it waits for a datagram."""
@@ -339,16 +324,6 @@ class WorkerMessages(Transport):
         ends = tuple((0, extent) for extent in ticket.shape)
         part = read_part(self._worker, self.run, ticket, ends, buffer, self._loans.opened)
         return np.require(part, requirements="W")  # what came as a message is not
-
-    # -- what others do -----------------------------------------------------------------------
-
-    def ask(self, rank: int) -> Doing | None:
-        given = self._worker, self._addresses[rank], "tiledask_doing", _ANSWER
-        try:
-            doing: Doing | None = pickle.loads(call_worker(*given, run=self.run)["doing"])
-        except (OSError, TimeoutError):  # of a worker that is frozen or gone
-            return None
-        return doing
 
     def close(self) -> None:
         """End what is left of it here; nobody needs it any more."""

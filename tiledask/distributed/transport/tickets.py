@@ -9,9 +9,8 @@ import ctypes
 import errno
 import os
 import sys
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,8 +35,7 @@ class LoanLostError(ClusterLostError):
     """The owner of a block is gone or has taken it back."""
 
 
-@dataclass(frozen=True)
-class Ticket:
+class Ticket(NamedTuple):
     """Where a lent block lies; with no more than its key and slot, of one that is not there."""
 
     key: Any

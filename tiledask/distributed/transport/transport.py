@@ -9,7 +9,7 @@ when all of it is there: to wake a thread up takes longer than all else about a 
 A message may carry the sender's `CollectiveCall`. The receiver compares it with its own, so two
 ranks that call different things find out at the first message. A message of a program, which was
 checked before, carries none. A rank that returns says so to all others, a rank that fails sends its
-error to all, and ranks that wait for each other in a circle are found by asking what they do.
+error to all, and what does not come by the deadline is named with the rank that did not send it.
 """
 
 import math
@@ -33,8 +33,6 @@ SOON = 0.05
 """Seconds within which most messages come: nothing is looked up or told before."""
 LOOK = 1.0
 """Seconds of waiting after which a rank looks whether the others are there, and as often again."""
-SILENT = Doing()
-"""Of a rank that does not answer."""
 
 
 class Message(NamedTuple):
@@ -92,8 +90,8 @@ class Port:
         self.members, self.rank = members, transport.rank
         self.transport, self._parcels = transport, transport.parcels
         self._name = f"{stream} {members}"  # a string keeps its hash
-        self.sent = self.messages = 0
-        """Bytes and messages that left."""
+        self.sent = 0
+        """Bytes that left."""
         self.counts = PortCounts(members, stream, *([0] * len(members) for _ in range(3)))
         self.now: CollectiveCall | None = None
         """The collective under way here."""
@@ -101,8 +99,8 @@ class Port:
         """The one before it."""
         self.since = 0.0
         """When the one under way began; else when the last one ended."""
-        self.waits: list[tuple[int, tuple[Any, ...]]] = []
-        """(rank, its message's key) of what it waits for."""
+        self.waits: Sequence[tuple[Any, ...]] = ()
+        """Keys of the messages that it waits for."""
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -118,7 +116,6 @@ class Port:
         posted = self.counts.posted
         key = self._name, self.rank, posted[to]
         self.sent += self.transport.deliver(self.members[to], key, note, parts, lend)
-        self.messages += 1
         posted[to] += 1
 
     def get(self, sources: Sequence[int]) -> list[Message]:
@@ -127,11 +124,9 @@ class Port:
         Raises CollectiveError if one has returned; DeadlineError when the run's time is over; and
         what ended the run.
         """
-        keys, transport = self.keys(sources), self.transport
+        keys = self.keys(sources)
         if not self._parcels.keys() >= set(keys):
-            soon = min(transport.deadline, time.monotonic() + SOON)
-            if not transport.wait(None, soon, keys):
-                transport.await_all(self, keys)
+            self.transport.await_all(self, keys)
         return self.pop(sources, keys)
 
     def keys(self, sources: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -172,20 +167,20 @@ class Port:
     def enter(self, what: CollectiveCall) -> Moved:
         """A collective begins; what was moved before."""
         self.now, self.since = what, self.transport.now()
-        return self.sent, sum(self.counts.came), self.messages, self.since
+        return self.sent, sum(self.counts.came), sum(self.counts.posted), self.since
 
     def leave(self, before: Moved) -> Moved:
         """It is done: what it moved."""
         self.transport.settle()
         self.now, self.last, self.since = None, self.now, self.transport.now()
         sent, came, messages, begin = before
-        moved = self.sent - sent, sum(self.counts.came) - came, self.messages - messages
-        return *moved, begin
+        came, messages = sum(self.counts.came) - came, sum(self.counts.posted) - messages
+        return self.sent - sent, came, messages, begin
 
     def doing(self) -> Doing:
         """What this rank does here."""
-        missing = [rank for rank, key in self.waits if key not in self._parcels]
-        return Doing(self.now, missing[0] if missing else None, self.last, self.since)
+        missing = (key[1] for key in self.waits if key not in self._parcels)
+        return Doing(self.now, next(missing, None), self.last, self.since)
 
 
 class Transport(ABC):
@@ -195,9 +190,11 @@ class Transport(ABC):
         self.rank, self.ranks, self.deadline = rank, ranks, deadline
         self.parcels: dict[Hashable, Any] = {}
         """What came and was not taken yet, by its key."""
+        self.returned: dict[int, Doing] = {}
+        """What ranks did that have returned: no message of theirs comes after that."""
         self.over: BaseException | None = None
         """Why nothing is to be done here any more."""
-        self.waiters: list[tuple[set[Hashable], Any]] = []
+        self.waiters: list[tuple[set[tuple[Any, ...]], Any]] = []
         """Of who waits here: the keys without which there is no need to wake up; and what is
         released to wake it, a lock that is taken. Not a SimpleQueue: asked to wait for less time
         than its thread is kept from running, its get waits for ever in Python 3.11."""
@@ -205,7 +202,7 @@ class Transport(ABC):
         """By members and stream."""
         self.heard = False
         """Whether it was another rank that ended the run."""
-        self._begun, self._end = self.now(), ""
+        self._begun = self.now()
 
     # -- what each transport does in its own way ---------------------------------------------
 
@@ -227,9 +224,9 @@ class Transport(ABC):
         The caller changes the arrays only after `settle`, and if it lends them never.
         """
 
-    @abstractmethod
-    def ask(self, rank: int) -> Doing | None:
-        """What another rank does now; None if it does not answer."""
+    def others(self, missing: int) -> str:
+        """What rank ``missing``, and those for which that waits, do, as far as it is seen here."""
+        return ""
 
     def look(self, rank: int) -> None:
         """End the run if it is seen from here that rank ``rank`` is gone."""
@@ -251,9 +248,12 @@ class Transport(ABC):
         """Put what was delivered into the parcels; ``there``: when it came."""
         if key[0] == "over":
             self.end(pickle.loads(note))
-            return
-        self.parcels[key] = note if key[0] == "end" else Message(note, parts, nbytes, there)
-        self.ring(key[0] == "end")
+        elif key[0] == "end":
+            self.returned[key[1]] = note
+            self.ring(True)
+        else:
+            self.parcels[key] = Message(note, parts, nbytes, there)
+            self.ring()
 
     def end(self, error: BaseException) -> None:
         """End the run here, because of ``error``; the first one stays."""
@@ -273,34 +273,32 @@ class Transport(ABC):
         if self.over is not None:
             raise self.over
 
-    def wait(
-        self,
-        ready: Callable[[], bool] | None,
-        deadline: float,
-        keys: Sequence[Hashable] = (),
-        bell: Any = None,
-    ) -> bool:
-        """Whether ``ready`` came true before ``deadline`` (time.monotonic); raises if the run is
-        over.
+    def wait(self, keys: Sequence[tuple[Any, ...]], deadline: float, bell: Any = None) -> bool:
+        """Whether the messages of ``keys``, (what, rank, ...), came before ``deadline``, of
+        time.monotonic; it is over sooner where a rank has returned without sending its own.
 
-        ``keys``: of messages without all of which it is not ready, unless all are rung for; None is
-        ready when they are there. ``bell``: of the thread that waits, if it has one.
+        ``bell``: of the thread that waits, if it has one. Raises if the run is over.
         """
         if bell is None:
             bell = threading.Lock()
             bell.acquire()
-        waiter = set(keys), bell
+        missing = set(keys)
+        waiter = missing, bell
         self.waiters.append(waiter)
         try:
             while True:
-                done = self.parcels.keys() >= waiter[0] if ready is None else ready()
+                there = self.parcels.keys() >= missing
                 self.check()
                 left = deadline - time.monotonic()
-                if done or left <= 0:
-                    return done
+                if there or left <= 0 or (self.returned and self.left_out(keys)):
+                    return there
                 bell.acquire(timeout=min(left, threading.TIMEOUT_MAX))
         finally:
             self.waiters.remove(waiter)
+
+    def left_out(self, keys: Sequence[tuple[Any, ...]]) -> list[int]:
+        """Ranks that have returned without sending theirs of ``keys``."""
+        return [key[1] for key in keys if key not in self.parcels and key[1] in self.returned]
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -320,72 +318,50 @@ class Transport(ABC):
 
     def await_all(self, port: Port, keys: Sequence[tuple[Any, ...]]) -> None:
         """Return when the messages of ``keys``, for ``port``, are there; raises as `Port.get`."""
-        parcels, waits = self.parcels, [(key[1], key) for key in keys]
-        port.waits = waits
-
-        def returned() -> list[int]:
-            """Who has returned without sending; the end comes after all messages."""
-            return [r for r, key in waits if ("end", r) in parcels and key not in parcels]
-
-        here = lambda: all(key in parcels for key in keys) or bool(returned())  # noqa: E731
-        while not self.wait(here, min(self.deadline, time.monotonic() + LOOK), keys):
-            for source, key in waits:
-                if key in parcels:  # what disagrees need not wait for what does not come
-                    port.agree(parcels[key].call)
+        port.waits, pause = keys, SOON
+        while not self.wait(keys, min(self.deadline, time.monotonic() + pause)):
+            pause = LOOK
+            for key in keys:
+                if key in self.parcels:  # what disagrees need not wait for what does not come
+                    port.agree(self.parcels[key].call)
                 else:
-                    self.look(source)
+                    self.look(key[1])
+            for rank in self.left_out(keys):
+                raise CollectiveError(
+                    f"rank {self.rank} waits for rank {rank} in {port.now}, but "
+                    f"{self.returned[rank].words(rank, self.now())}. All ranks of a group make the "
+                    f"same calls: let rank {rank} make this one too, or none"
+                )
             missing = port.doing().waits_for
             if missing is not None and time.monotonic() >= self.deadline:
-                chain = self._chain(missing)
                 raise DeadlineError(
                     f"rank {self.rank} waited for rank {missing} until the run's deadline, in "
-                    f"{port.now}; {self._words(chain)}. Let rank {chain[-1][0]} make its call, or "
-                    f"give the run longer with timeout="
+                    f"{port.now}{self.others(missing)}. Let rank {missing} make its call, or give "
+                    f"the run longer with timeout="
                 )
-        for source in returned():
-            raise CollectiveError(
-                f"rank {self.rank} waits for rank {source} in {port.now}, but "
-                f"{parcels['end', source].words(source, self.now())}. All ranks of a group make "
-                f"the same calls: let rank {source} make this one too, or none"
-            )
-        port.waits = []
-
-    def _chain(self, source: int) -> list[tuple[int, Doing]]:
-        """Ranks of which each waits for the next, from ``source`` on, and what they do: up to one
-        that waits for nobody or does not answer, or to this rank or one that is in the chain."""
-        found: dict[int, Doing] = {}
-        at: int | None = source
-        while at is not None and at != self.rank and at not in found:
-            found[at] = self.ask(at) or SILENT
-            at = found[at].waits_for
-        return list(found.items())
-
-    def _words(self, chain: list[tuple[int, Doing]]) -> str:
-        """What other ranks do, in words."""
-        return "; ".join(
-            f"rank {rank} does not answer" if doing is SILENT else doing.words(rank, self.now())
-            for rank, doing in chain
-        )
+        port.waits = ()
 
     # -- the end ------------------------------------------------------------------------------
 
     def doing(self) -> Doing:
         """What this rank does; of several streams one that waits, if any does."""
-        ports = [port for port in list(self.ports.values()) if port.since]
-        if self._end or not ports:
-            last = max(ports, key=lambda port: port.since).doing() if ports else Doing()
-            return last._replace(since=max(self._begun, last.since), end=self._end)
-        at = max(ports, key=lambda port: (bool(port.waits), port.now is not None, port.since))
-        return at.doing()
+        if self.rank in self.returned:
+            return self.returned[self.rank]
+        at = [port for port in list(self.ports.values()) if port.since]
+        if not at:
+            return Doing(since=self._begun)
+        return max(
+            at, key=lambda port: (bool(port.waits), port.now is not None, port.since)
+        ).doing()
 
     def finish(self) -> None:
         """Tell all others that this rank's program has returned."""
         self.settle()
         self.arrived()
-        self._end = "returned"
+        self.returned[self.rank] = done = self.doing()._replace(end="returned")
         for other in range(self.ranks):
             if other != self.rank:
-                self.deliver(other, ("end", self.rank), self.doing(), [])
+                self.deliver(other, ("end", self.rank), done, [])
         self.arrived()
 
     def fail(self, error: BaseException) -> None:
