@@ -28,6 +28,8 @@ class Refused(DoesNotFitError):
 
     needed: int = 0
     """Bytes that would have been held, had it been made."""
+    rows: Sequence[Row] = ()
+    """What was held, if the one who asked says it."""
 
 
 class Pool:

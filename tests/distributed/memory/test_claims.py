@@ -20,12 +20,7 @@ from oracles.memory_claims import CASES, DECODER, LAYER
 import tiledask as td
 from tiledask.distributed.memory import device_run
 from tiledask.distributed.memory.claims import TOLERANCE, run_claim
-from tiledask.distributed.memory.device_run import (
-    ClaimTrainer,
-    MemoryCase,
-    RefusedError,
-    run_device,
-)
+from tiledask.distributed.memory.device_run import ClaimTrainer, MemoryCase, run_device
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.claims import compare_claims
@@ -206,10 +201,10 @@ def test_a_refusal_anywhere_ends_all_stages(layout, recipe, capacity):
     if max(needed.values()) <= capacity:
         assert len(on_stages(case, lambda rank: run_device(rank, case))) == layout.pp
         return
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(Refused) as caught:
         on_stages(case, lambda rank: run_device(rank, case))
-    rows, refused = caught.value.args
-    ((stage, peak),) = Ledger.of(rows).per_place.items()
+    refused = caught.value
+    ((stage, peak),) = Ledger.of(refused.rows).per_place.items()
     assert peak <= capacity < refused.needed <= needed[stage]
 
 
@@ -225,7 +220,7 @@ def test_nothing_is_left_when_a_device_is_done(monkeypatch, what, capacity):
         gc.disable()
         try:
             run_device(rank, case)
-        except RefusedError:
+        except Refused:
             return "refused", pools[0].held
         finally:
             gc.enable()

@@ -392,13 +392,10 @@ class Cluster:
 
     def notify_page(self, topic: str, event: dict[str, Any]) -> bool:
         """Whether the dashboard has tiledask's page, which then gets this event of Dask's."""
-        if self.page and self.started_here:  # its scheduler is in this process, and in this loop
+        if self.page:
+            owner = self.given if self.started_here else self.client
             loop: Any = self.client.loop
-            loop.add_callback(self.given.scheduler.log_event, topic, event)
-        elif self.page:
-            scheduler: Any = self.client.scheduler
-            call = partial(scheduler.log_event, topic=topic, msg=event)
-            asked(self.client, call, 2.0, self.check_alive)
+            loop.add_callback(owner.scheduler.log_event, topic=topic, msg=event)
         return self.page
 
     # -- end --------------------------------------------------------------

@@ -42,8 +42,8 @@ from tiledask.tile.backend import array_namespace, to_numpy
 from tiledask.tile.memory import Pool, Refused
 from tiledask.tile.optimizers import rule_for
 
-__all__ = ["ClaimTrainer", "MemoryCase", "RefusedError", "run_device", "run_devices"]
-__all__ += ["step_states", "tensor_classes"]
+__all__ = ["ClaimTrainer", "MemoryCase", "run_device", "run_devices", "step_states"]
+__all__ += ["tensor_classes"]
 
 BLOCK = 2**16
 """Numbers that are drawn at once."""
@@ -133,10 +133,6 @@ class MemoryCase:
 # -- a device's step -------------------------------------------------------------------------------
 
 
-class RefusedError(Exception):
-    """(rows, Refused) of a stage that was refused memory; it ends the run of all."""
-
-
 def run_devices(
     case: MemoryCase, cluster: Cluster, seconds: float
 ) -> tuple[Ledger, float | None, Refused | None]:
@@ -144,9 +140,8 @@ def run_devices(
     mesh = Mesh(cluster, (1, 1, case.stages), slots=range(case.stages))
     try:
         done = run_ranks(run_device, mesh, case, timeout=seconds, again=True).results
-    except RefusedError as error:
-        rows, refused = error.args
-        return Ledger.of(rows), None, refused
+    except Refused as refused:  # of one stage: it ends the run of all
+        return Ledger.of(refused.rows), None, refused.with_traceback(None)
     return Ledger.of(row for rows, _ in done for row in rows), done[-1][1], None
 
 
@@ -161,7 +156,8 @@ def run_device(rank: Rank, case: MemoryCase) -> tuple[list[Row], float | None]:
     except Refused as error:
         refused = error.with_traceback(None)  # its frames would keep arrays
     if refused:
-        raise RefusedError(pool.rows(rank.index), refused)
+        refused.rows = pool.rows(rank.index)
+        raise refused
     return pool.rows(rank.index), loss
 
 
