@@ -6,7 +6,7 @@ import sys
 import psutil
 from oracles.waiting import wait_until
 
-from tiledask.distributed.cluster.counters import measuring_load
+from tiledask.distributed.cluster.counters import core_seconds, load_since
 
 BURN = "import time\nwhile time.process_time() < {}: pass\n"
 """A process that takes so many seconds of a core, however long that takes."""
@@ -15,10 +15,10 @@ DETACHED = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', {!r}
 
 
 def test_what_others_do_is_counted_and_what_this_process_started_is_not():
-    with measuring_load() as so_far:
-        subprocess.run([sys.executable, "-c", BURN.format(0.5)], check=True)
-        before = so_far()
+    begun = core_seconds()
+    subprocess.run([sys.executable, "-c", BURN.format(0.5)], check=True)
+    before = load_since(begun)
     assert 0 <= before.others <= before.busy <= psutil.cpu_count() + 0.5
-    with measuring_load() as so_far:
-        subprocess.run([sys.executable, "-c", DETACHED.format(BURN.format(1.0))], check=True)
-        wait_until(lambda: so_far().others > 0, "somebody else's work")
+    begun = core_seconds()
+    subprocess.run([sys.executable, "-c", DETACHED.format(BURN.format(1.0))], check=True)
+    wait_until(lambda: load_since(begun).others > 0, "somebody else's work")

@@ -18,7 +18,8 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["TO_MAKE_AGAIN", "Call", "Counted", "Load", "counting", "measuring_load"]
+__all__ = ["TO_MAKE_AGAIN", "Call", "Counted", "Load", "core_seconds", "counting"]
+__all__ += ["load_since"]
 
 TO_MAKE_AGAIN = "to_make_again"
 """Name of tasks without a result, which only say what depends on what: they are not counted."""
@@ -186,25 +187,21 @@ class Load(NamedTuple):
         return f"load {self.busy:.3g} on {self.cores} cores"
 
 
-@contextmanager
-def measuring_load() -> Iterator[Callable[[], Load]]:
-    """Call what it gives to know the Load since the block began."""
-    begun, before, ours_before = time.monotonic(), *_core_seconds()
-
-    def so_far() -> Load:
-        seconds, (busy, ours) = max(time.monotonic() - begun, 1e-9), _core_seconds()
-        busy, ours = busy - before, ours - ours_before
-        # counters are in hundredths of a second: what is none may seem to be less
-        return Load(busy / seconds, max(0.0, busy - ours) / seconds, psutil.cpu_count() or 1)
-
-    yield so_far
-
-
-def _core_seconds() -> tuple[float, float]:
-    """Of all processes; and of this one and what it has started, the ended ones too."""
+def core_seconds() -> tuple[float, float, float]:
+    """Seconds until now, those of a core that all processes had, and those that this one had and
+    what it has started, the ended ones too."""
     times, here, ours = psutil.cpu_times(), psutil.Process(), 0.0
-    busy = sum(times) - sum(getattr(times, kind, 0.0) for kind in ("idle", "iowait", "guest"))
+    kinds = "user", "nice", "system", "irq", "softirq", "steal"
+    busy = sum(getattr(times, kind, 0.0) for kind in kinds)
     for process in [here, *here.children(recursive=True)]:
         with suppress(psutil.Error):  # it has ended meanwhile: its parent has its time
             ours += sum(process.cpu_times()[:4])  # its children's too, of those that ended
-    return busy, ours
+    return time.monotonic(), busy, ours
+
+
+def load_since(before: tuple[float, float, float]) -> Load:
+    """The Load since `core_seconds` gave ``before``."""
+    seconds, busy, ours = (now - then for now, then in zip(core_seconds(), before, strict=True))
+    # counters are in hundredths of a second: what is none may seem to be less
+    others, seconds = max(0.0, busy - ours), max(seconds, 1e-9)
+    return Load(busy / seconds, others / seconds, psutil.cpu_count() or 1)

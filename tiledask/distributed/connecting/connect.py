@@ -298,19 +298,17 @@ def attach(
 
 def check_shared(cluster: Cluster, read: Iterable[str] = (), write: Iterable[str] = ()) -> None:
     """Raise ConfigError where a worker does not find the files ``read``, or the folders ``write``,
-    as they are here: by their sizes and beginnings, and by a file that was just written."""
+    as they are here: by their sizes and times, and by a file that was just written."""
     if cluster.started_here:
         return
     with ExitStack() as stack:
         wanted = {path: path for path in read}
         for folder in write:
             probe = tempfile.NamedTemporaryFile(dir=folder, prefix=".tiledask-")  # noqa: SIM115
-            stack.enter_context(probe).write(os.urandom(16))
-            probe.flush()
-            wanted[probe.name] = folder
-        here, there = _heads([*wanted]), cluster.run(_heads, [*wanted])
+            wanted[stack.enter_context(probe).name] = folder
+        here, there = _stats([*wanted]), cluster.run(_stats, [*wanted])
     for path, name in wanted.items():
-        if others := [slot for slot, heads in enumerate(there) if heads[path] != here[path]]:
+        if others := [slot for slot, stats in enumerate(there) if stats[path] != here[path]]:
             hosts = sorted({cluster.address(slot) for slot in others})
             raise ConfigError(
                 f"{name} is not what the workers of slots {others} find there "
@@ -319,14 +317,9 @@ def check_shared(cluster: Cluster, read: Iterable[str] = (), write: Iterable[str
             )
 
 
-def _heads(paths: list[str]) -> dict[str, tuple[int, bytes]]:
-    """Size and head of each file, from this worker; of a zarr array those of its description."""
-    found = {}
-    for path in paths:
-        inside = (os.path.join(path, name) for name in ("zarr.json", ".zarray"))
-        try:
-            with open(next(filter(os.path.exists, inside), path), "rb") as file:
-                found[path] = os.fstat(file.fileno()).st_size, file.read(4096)
-        except OSError:
-            found[path] = -1, b""
+def _stats(paths: list[str]) -> dict[str, tuple[int, int]]:
+    """Size and time of each file or folder, from this worker."""
+    found = dict.fromkeys(paths, (-1, -1))
+    for path in filter(os.path.exists, paths):
+        found[path] = os.stat(path).st_size, os.stat(path).st_mtime_ns
     return found

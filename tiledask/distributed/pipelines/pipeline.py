@@ -20,7 +20,7 @@ from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.clocks import set_clocks
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.counters import Load, counting, measuring_load
+from tiledask.distributed.cluster.counters import Load, core_seconds, counting, load_since
 from tiledask.distributed.cluster.progress import announced, ended
 from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.deadlines import bounded, seconds_of
@@ -179,9 +179,10 @@ def run_schedule(
         ended(workers, topic)
         return sum(sorted(clock.error for clock in clocks)[-2:]), made
 
-    with counting(workers, max(seconds, PATIENCE)) as counted, measuring_load() as load_so_far:
+    with counting(workers, max(seconds, PATIENCE)) as counted:
+        before = core_seconds()
         error, done = retry_lost(workers, mesh.at, seconds, attempt)
-        load = load_so_far()
+        load = load_since(before)
     assert batch is not None
     sizes = [(b - a) * batch[0].nbytes for a, b in split(0, len(batch), schedule.microbatches)]
     sent = ((*ends, program.sent(*ends)) for ends in permutations(mesh.at, 2))
