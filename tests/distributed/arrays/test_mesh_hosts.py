@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import tiledask as td
-from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import PlacementError
 
 pytestmark = pytest.mark.cluster
@@ -20,7 +19,7 @@ def on_hosts(cluster, monkeypatch):
     """The session's four workers, told that they are on these hosts."""
 
     def told(hosts):
-        monkeypatch.setattr(Cluster, "hosts", tuple(hosts))
+        monkeypatch.setattr(cluster, "hosts", tuple(hosts))
         return cluster
 
     return told

@@ -149,19 +149,10 @@ def rewritten(folder, change):
     path.write_text(f'{{"crc32": {zlib.crc32(text.encode())}, "index": {text}}}\n')
 
 
-@pytest.mark.parametrize("rank", ["/../../outside", 1, "a\0b", -1, None])
-def test_nothing_outside_of_its_folder_is_read(tmp_path, rank):
-    path = one(tmp_path)
-    shutil.copy(path, tmp_path / "outside.bin")
-    path.with_name("rank-1.bin").symlink_to("../outside.bin")
-    rewritten(tmp_path, lambda index: index["arrays"]["w"]["parts"][0].__setitem__(0, rank))
-    with pytest.raises(CheckpointError, match="not of what is beside it"):
-        open_checkpoint(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
+        *(("rank", rank, "not of what is beside it") for rank in ("/../../outside", 1, "a\0b", -1)),
         ("shape", [500_000_000_000], "no rank holds"),
         ("shape", [0, 2**62, 2**62], "not in boxes"),
         ("dtype", "object", "not of numbers"),
@@ -169,9 +160,19 @@ def test_nothing_outside_of_its_folder_is_read(tmp_path, rank):
         ("parts", [], "no rank holds"),
     ],
 )
-def test_shapes_are_no_larger_than_the_files(tmp_path, key, value, words):
-    one(tmp_path)
-    rewritten(tmp_path, lambda index: index["arrays"]["w"].__setitem__(key, value))
+def test_nothing_outside_of_its_folder_is_read_and_no_more_than_the_files_have(
+    tmp_path, key, value, words
+):
+    path = one(tmp_path)
+    shutil.copy(path, tmp_path / "outside.bin")
+    path.with_name("rank-1.bin").symlink_to("../outside.bin")
+
+    def change(index):
+        stored = index["arrays"]["w"]
+        where, at = (stored["parts"][0], 0) if key == "rank" else (stored, key)
+        where[at] = value
+
+    rewritten(tmp_path, change)
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(tmp_path)
 

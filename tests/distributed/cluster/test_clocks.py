@@ -31,13 +31,6 @@ def test_the_offset_is_right_to_within_its_error(offset, ways):
     assert half - 1e-6 <= clock.error <= most + 1e-6
 
 
-@pytest.mark.cluster
-def test_workers_of_this_machine_have_this_machines_clock(cluster):
-    found = set_clocks(cluster)
-    assert len(found) == cluster.slots
-    assert all(clock.offset == 0 and clock.error > 0 for clock in found)
-
-
 def shift(seconds, dask_worker):
     """Let the clock of slot 1's worker be ahead by so much, or be right again."""
     if "slot1" in dask_worker.state.total_resources:

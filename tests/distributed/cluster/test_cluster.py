@@ -21,6 +21,7 @@ from oracles.waiting import wait_until
 import tiledask as td
 from tiledask.distributed.cluster import host_memory, start
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.tile import probe
 
 pytestmark = pytest.mark.cluster
 
@@ -172,6 +173,11 @@ def test_the_dashboard_takes_no_pages_of_other_hosts(cluster, monkeypatch):
         ({"workers": 10**6}, r"at most \d+, got 1000000; more do not fit"),
         ({"threads": 0}, "threads must be a whole number"),
         ({"device": "tpu"}, "device is 'auto', 'cuda' or 'cpu', got 'tpu'"),
+        pytest.param(
+            {"device": "cuda"},
+            "device='cuda' needs a usable GPU: .+",
+            marks=pytest.mark.skipif(probe().usable, reason="there is a usable GPU"),
+        ),
         ({"memory_cap": "lots"}, "cannot read 'lots' as a size"),
         ({"memory_limit": -1}, "0 to 1e[+]24 bytes, got -1"),
         ({"dashboard_port": 70000}, "0 .* to 65535, got 70000"),

@@ -55,16 +55,6 @@ def test_two_clusters_at_once_have_their_own_blas_threads_and_environments(monke
             assert two.run(variables, *names) == [["new", "2"]]
 
 
-def test_the_import_path_is_the_clients(tmp_path, monkeypatch):
-    (tmp_path / "of_this_test.py").write_text("number = 7\n")
-    with td.start_cluster(1, **QUIET):
-        monkeypatch.syspath_prepend(tmp_path)
-        with td.start_cluster(1, **QUIET) as second:
-            path = second.run(lambda: __import__("sys").path)[0]
-            assert str(tmp_path) in path
-            assert second.run(lambda: __import__("of_this_test").number) == [7]
-
-
 STARTS = """
 import os, time
 import tiledask as td

@@ -11,6 +11,8 @@ kernel refuses memory (memory_cap). The room is the least that any rule leaves a
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from distributed.system import MEMORY_LIMIT
+
 from tiledask.distributed.cluster import device_memory, host_memory
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.tasks import keys_of, slot_of, slot_on
@@ -38,6 +40,8 @@ class Room(NamedTuple):
     """Who stops it there, in words."""
     option: str
     """The option of the workers that moves that; empty for what none moves."""
+    given: int = 0
+    """Bytes of that option now."""
     limit: int | None = None
     """Bytes that the call allows itself."""
 
@@ -51,19 +55,20 @@ class Room(NamedTuple):
         return f"{format_bytes(self.bytes)} ({own if self.bytes == self.limit else self.why})"
 
     def raised(self, need: int) -> str:
-        """The options under which a rank may hold ``need`` bytes; empty if no option does it.
+        """The options under which a rank may hold ``need`` bytes; empty if this machine has not
+        as much.
 
-        >>> Room(20_000_000, "", "memory_limit", limit=8).raised(30_000_000)
-        "memory_limit='30 MB' on workers with a memory_limit larger by 16.67 MB"
+        >>> Room(20_000_000, "", "memory_limit", 100_000_000, limit=8).raised(30_000_000)
+        "memory_limit='30 MB' on workers with memory_limit='144.7 MB'"
         """
         ways = []
         if self.limit is not None and self.limit < need:
             ways.append(f"memory_limit={format_up(need)!r}")
         if need > self.free:
-            if not self.option:
+            wanted = self.given + int((need - self.free + MARGIN) / LEAST) + 1
+            if wanted > MEMORY_LIMIT or not self.option:
                 return ""
-            more = format_up(int((need - self.free) / LEAST) + 1)
-            ways.append(f"workers with a {self.option} larger by {more}")
+            ways.append(f"workers with {self.option}={format_up(wanted)!r}")
         return " on ".join(ways)
 
 
@@ -129,10 +134,10 @@ def _room(
     fast = getattr(data, "device", getattr(data, "fast", data))
     mine = [each[slot] for each in keys if each.get(slot) in fast]
     own, limit = sum(getattr(fast[key], "nbytes", 0) for key in mine), limits[slot]
-    given = f"a worker has {format_bytes(limit)}"
+    has = f"a worker has {format_bytes(limit)}"
     if backend == "cupy":
         used, cap = device_memory.held() - own, device_memory.cap()
-        rules = [(limit, used, f"{given} of its GPU", "")]
+        rules = [(limit, used, f"{has} of its GPU", "")]
         if probe().devices[0].integrated:  # what the GPU holds is the host's
             held = host_memory.held() + device_memory.held()
             rules += _of_dask(dask_worker, data.fast, held, own, alone)
@@ -142,13 +147,14 @@ def _room(
     else:
         cap, used = host_memory.capped() or (None, 0)
         used -= own
-        rules = [(limit, 0, given, "memory_limit")]
+        rules = [(limit, 0, has, "memory_limit")]
         rules += _of_dask(dask_worker, fast, host_memory.held(), own, alone)
     if cap is not None:  # first: the worker's limit is the same
         rules.insert(0, (cap, used, f"memory_cap={format_bytes(cap)}", "memory_cap"))
     at, held, words, option = min(rules, key=lambda rule: rule[0] - max(0, rule[1]))
     words += f", and {format_bytes(held)} are held already" if held > 0 else ""
-    return Room(max(0, at - max(0, held)), f"slot {slot}: {words}", option)
+    given = cap if option == "memory_cap" else dask_worker.memory_manager.memory_limit or limit
+    return Room(max(0, at - max(0, held)), f"slot {slot}: {words}", option, given or 0)
 
 
 def _of_dask(
