@@ -393,9 +393,8 @@ class Cluster:
     def notify_page(self, topic: str, event: dict[str, Any]) -> bool:
         """Whether the dashboard has tiledask's page, which then gets this event of Dask's."""
         if self.page:
-            owner = self.given if self.started_here else self.client
-            loop: Any = self.client.loop
-            loop.add_callback(owner.scheduler.log_event, topic=topic, msg=event)
+            owner: Any = self.given if self.started_here else self.client
+            owner.loop.add_callback(owner.scheduler.log_event, topic=topic, msg=event)
         return self.page
 
     # -- end --------------------------------------------------------------
