@@ -34,11 +34,13 @@ INNER = 40.0
 
 def test_calls_within_a_call_only_shorten_it():
     with until(1.0, GRACE), until(5.0):
-        assert left_of(300.0) == (pytest.approx(1.0 + GRACE, abs=0.1), 1.0)
+        for given, seconds, said in ((300.0, 1.0 + GRACE, 1.0), (0.3, 0.3, 0.3)):
+            left = left_of(given)
+            assert (left.seconds, left.said) == (pytest.approx(seconds, abs=0.1), said)
         with until(0.05):
-            assert left_of(300.0) == (LAST, 0.05)
-            assert left_of(0.01) == (0.01, 0.01)
-    assert left_of(300.0) == (300.0, 300.0)
+            assert LAST - 0.1 < left_of(300.0).seconds <= LAST
+            assert (left_of(300.0).said, left_of(0.01).said) == (0.05, 0.01)
+    assert left_of(300.0).said == 300.0
 
 
 def test_a_timeout_is_found_wherever_it_stands():

@@ -45,9 +45,15 @@ _AGAIN = 0.05
 class Left(NamedTuple):
     """How long a wait may take."""
 
-    seconds: float
+    end: float
+    """By time.monotonic."""
     said: float
     """What it was given, or if that is less the public call: the number that a user knows."""
+
+    @property
+    def seconds(self) -> float:
+        """Until the end; 0 when it is over."""
+        return max(0.0, self.end - time.monotonic())
 
 
 _call: ContextVar[tuple[float, float]] = ContextVar("deadline", default=(float("inf"), 0.0))
@@ -72,8 +78,8 @@ def until(seconds: float, grace: float = 0.0) -> Iterator[None]:
 
     >>> with until(5):
     ...     with until(60):
-    ...         left_of(300).seconds <= 5, left_of(300).said, left_of(1)
-    (True, 5, Left(seconds=1, said=1))
+    ...         left_of(300).seconds <= 5, left_of(300).said, left_of(1).said
+    (True, 5, 1)
     """
     token = _call.set(min(_call.get(), (time.monotonic() + seconds + grace, seconds)))
     try:
@@ -84,9 +90,10 @@ def until(seconds: float, grace: float = 0.0) -> Iterator[None]:
 
 def left_of(seconds: float) -> Left:
     """How long a wait of ``seconds`` may take here."""
-    end, said = _call.get()
-    left = end - time.monotonic()
-    return Left(seconds, seconds) if left >= seconds else Left(min(seconds, max(LAST, left)), said)
+    (end, said), now = _call.get(), time.monotonic()
+    if now + seconds <= end:
+        return Left(now + seconds, seconds)
+    return Left(now + min(seconds, max(LAST, end - now)), said)
 
 
 def bounded(function: Callable[P, T]) -> Callable[P, T]:

@@ -1,6 +1,6 @@
 """`td.connect` over two hosts: network namespaces on this machine, skipped where there are none.
 
-Holds `tiledask.distributed.connecting.shared`.
+Holds `tiledask.distributed.connecting.connect`.
 """
 
 import json

@@ -7,7 +7,7 @@ tasks.py          how tasks begin, are waited for and fail; questions that end i
 spool.py          the folder of the arrays that were distributed; which host this is
 room.py           how much more a worker may hold, and by which rule
 host_memory.py    memory of a worker's process: held, capped, kept for the next block
-gpus.py           GPU workers: whose each GPU is, and Dask-CUDA's workers on them
+gpus.py           GPU workers: whose each GPU is, and what they start with
 device_memory.py  memory of a worker's GPU: one pool for everything
 device_arrays.py  how a GPU's arrays are serialized
 counters.py       bytes received, memory grown and the load, while a block runs

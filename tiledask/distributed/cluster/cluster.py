@@ -183,9 +183,8 @@ class Cluster:
     def wait_for_slots(self, slots: Iterable[int], timeout: float) -> dict[int, dict[str, Any]]:
         """slot -> what the scheduler knows of its worker, once all ``slots`` have one."""
         wanted, left = set(slots), left_of(timeout)
-        deadline = time.monotonic() + left.seconds
         while missing := sorted(wanted - (workers := self.workers()).keys()):
-            if time.monotonic() > deadline:
+            if not left.seconds:
                 raise DeadlineError(
                     f"waited {left.said:.3g} s for workers in {len(wanted)} slots, slots {missing} "
                     f"have none; look at the workers' output, or start others"
@@ -258,14 +257,14 @@ class Cluster:
         submitted: of arrays that others hold, the blocks would be gone for good.
         """
         pending, left = {f.key: f for f in futures}, left_of(seconds_of(timeout))
-        deadline, of = time.monotonic() + left.seconds, len(pending)
+        of = len(pending)
         self.check_alive()
         if all(future.status == "finished" for future in pending.values()):
             return
         done = as_completed(pending.values(), loop=self.client.loop, raise_errors=False)
         with self._cancelling([*pending.values()] if cancel else ()):
             while pending:
-                while not done.has_ready() and time.monotonic() < deadline:
+                while not done.has_ready() and left.seconds:
                     self.check_alive()
                     with done.thread_condition:
                         done.thread_condition.wait(HEAR)
@@ -308,12 +307,11 @@ class Cluster:
     ) -> list[Any]:
         """The results of ``futures`` on this machine, waited for like ``wait``."""
         futures, left = list(futures), left_of(seconds_of(timeout))
-        deadline = time.monotonic() + left.seconds
-        self.wait(futures, what, left.seconds, cancel=cancel)
+        self.wait(futures, what, timeout, cancel=cancel)
         with self._cancelling(futures if cancel else ()):
             gather = partial(self.client._gather, futures, direct=self.started_here)
             try:
-                seconds = max(0.5, deadline - time.monotonic())
+                seconds = max(0.5, left.seconds)
                 found: list[Any] = asked(self.client, gather, seconds, self.check_alive)
             except Exception as error:
                 # a result was lost since, and making it again has failed
@@ -339,11 +337,10 @@ class Cluster:
         slot is asked again when it has another.
         """
         left, found = left_of(seconds_of(timeout)), dict[int, Any]()
-        deadline = time.monotonic() + left.seconds
         while missing := set(range(self.slots)) - found.keys():
             run = partial(self.client._run, _in_slot, missing, function, args, on_error="return")
             try:
-                seconds = max(0.1, deadline - time.monotonic())
+                seconds = max(0.1, left.seconds)
                 answers: dict[str, Any] = asked(self.client, run, seconds, self.check_alive)
             except TimeoutError:
                 silent = ", ".join(states(self, range(self.slots), _SILENT)[:8])
@@ -364,7 +361,7 @@ class Cluster:
                         raise answer  # the function's own
             if missing := missing - found.keys():
                 time.sleep(_LOOK)
-                self.wait_for_slots(missing, max(0.0, deadline - time.monotonic()))
+                self.wait_for_slots(missing, left.seconds)
         return [found[slot] for slot in range(self.slots)]
 
     def keep(self, array: np.ndarray) -> Callable[[int, Region], str | np.ndarray]:

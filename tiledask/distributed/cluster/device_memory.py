@@ -100,6 +100,8 @@ def cap() -> int | None:
 
 def held() -> int:
     """Bytes of this worker's arrays and messages on its GPU."""
+    if _pool is None:
+        raise ConfigError("another client has these workers for their CPUs: close that first")
     used: int = _pool.used_bytes()
     return used
 

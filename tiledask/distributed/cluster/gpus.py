@@ -16,15 +16,8 @@ from tiledask.errors import ConfigError
 from tiledask.extras import install
 from tiledask.tile.backend import namespace, probe
 
-__all__ = [
-    "OwnGpu",
-    "check_device",
-    "choose_device",
-    "gpu_options",
-    "own_gpu",
-    "pool_of",
-    "share_of",
-]
+__all__ = ["OwnGpu", "check_device", "choose_device", "gpu_options", "own_gpu", "pool_of"]
+__all__ += ["share_of"]
 
 
 class OwnGpu(NamedTuple):

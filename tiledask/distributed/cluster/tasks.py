@@ -17,18 +17,8 @@ from tiledask.distributed.deadlines import DEADLINE, HEAR, left_of
 from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.plan.units import format_bytes
 
-__all__ = [
-    "asked",
-    "check_client",
-    "enter",
-    "failure",
-    "keys_of",
-    "slot_named",
-    "slot_of",
-    "slot_on",
-    "states",
-    "workers_of",
-]
+__all__ = ["asked", "check_client", "enter", "failure", "keys_of", "slot_named", "slot_of"]
+__all__ += ["slot_on", "states", "workers_of"]
 
 T = TypeVar("T")
 _NEWS = 50
@@ -146,11 +136,11 @@ def asked(
     check, left = check or partial(check_client, client), left_of(seconds)
 
     async def answer() -> T:
-        task, deadline = asyncio.ensure_future(call()), time.monotonic() + left.seconds
+        task = asyncio.ensure_future(call())
         try:
             while not (await asyncio.wait([task], timeout=min(left.seconds, HEAR)))[0]:
                 check()
-                if time.monotonic() >= deadline:
+                if not left.seconds:
                     raise DeadlineError(
                         f"{what} did not answer within {left.said:.3g} s: frozen, busy or gone. "
                         f"Give it longer with timeout=, or look at the logs of scheduler and "

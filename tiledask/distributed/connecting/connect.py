@@ -181,9 +181,9 @@ def _address(client: Client) -> str:
 
 
 def _wait_for_workers(client: Client, wanted: int, seconds: float) -> None:
-    deadline, address = time.monotonic() + left_of(seconds).seconds, _address(client)
+    left, address = left_of(seconds), _address(client)
     while (there := len(workers_of(client))) < wanted:
-        if time.monotonic() > deadline:
+        if not left.seconds:
             raise DeadlineError(
                 f"{wanted} workers were asked for, {there} run on {address} after {seconds:g} s. "
                 f"Start more with 'dask worker {address}', or ask for fewer with workers="
