@@ -36,11 +36,8 @@ def store(path, x, kind):
         np.save(name, np.asarray(x, order=variant))
         return name
     more = {"shards": (10, 8)} if variant == "sharded" else {}
-    form = 2 if variant == "2" else 3
-    array = zarr.create_array(
-        name, shape=x.shape, dtype=x.dtype, chunks=(5, 4), zarr_format=form, **more
-    )
-    array[:] = x
+    more |= {"chunks": (5, 4), "zarr_format": 2 if variant == "2" else 3}
+    zarr.create_array(name, shape=x.shape, dtype=x.dtype, **more)[:] = x
     return name
 
 
@@ -56,25 +53,17 @@ def test_regions_are_read_and_written_as_numpy_would(tmp_path, kind, dtype):
     assert (array.shape, array.dtype) == (x.shape, x.dtype)
 
     @settings(max_examples=20, deadline=None)
-    @given(
-        rows=spans,
-        columns=spans,
-        order=st.sampled_from("CF"),
-        write=st.booleans(),
-        strided=st.booleans(),
-        wide=st.booleans(),
-    )
-    def check(rows, columns, order, write, strided, wide):
+    @given(rows=spans, columns=spans, order=st.sampled_from("CF"), write=st.booleans(),
+           wide=st.booleans())  # fmt: skip
+    def check(rows, columns, order, write, wide):
         (top, bottom), (left, right) = rows, tuple(min(17, edge) for edge in columns)
-        shape = (bottom - top, right - left)
-        room = np.zeros([2 * n + 1 for n in shape], dtype, order=order)
-        out = room[::2, ::2][: shape[0], : shape[1]] if strided else np.zeros(shape, dtype, order)
-        region = ((top, bottom), (left, right))
+        region, out = ((top, bottom), (left, right)), np.empty((bottom - top, right - left), dtype)
         read = array.read(region, out)
         np.testing.assert_array_equal(out, x[top:bottom, left:right])
+        np.testing.assert_array_equal(array[top:bottom, left:right], out)
         assert read == read_bytes(region, array.grid, array.dtype.itemsize)
         if write:
-            out[...] = values(shape, dtype, seed=top)
+            out = np.asarray(values(out.shape, dtype, seed=top), order=order)
             array.write(region, out.astype("f8") if wide else out)
             x[top:bottom, left:right] = out
 
@@ -94,10 +83,6 @@ def test_short_reads_and_writes_are_gone_on_with(tmp_path, monkeypatch):
     array.write(((2, 9), (3, 8)), values((7, 5), seed=3))
     x[2:9, 3:8] = values((7, 5), seed=3)
     np.testing.assert_array_equal(array[:, :], x)
-
-
-def test_a_file_cut_short_while_it_is_read(tmp_path):
-    array = open_array(store(tmp_path, values(), "npy-C"))
     os.truncate(array.path, array.offset + 100)
     with pytest.raises(ConfigError, match=r"ended at byte .* too early"):
         array.read(((0, 23), (0, 17)), np.empty(SHAPE, "f4"))
@@ -129,9 +114,8 @@ def test_a_new_npy_file_takes_no_space_yet(tmp_path):
 def test_halves_are_rounded_when_they_are_written(tmp_path):
     array = create_array(tmp_path / "h.npy", (2, 3), "f2")
     array.write(((0, 2), (0, 3)), np.array([[1.0001, 1e9, -1e9], [2049, 0, np.nan]], "f4"))
-    np.testing.assert_array_equal(
-        array[:, :], np.array([[1, np.inf, -np.inf], [2048, 0, np.nan]], "f2")
-    )
+    rounded = np.array([[1, np.inf, -np.inf], [2048, 0, np.nan]], "f2")
+    np.testing.assert_array_equal(array[:, :], rounded)
 
 
 def test_indexing(tmp_path):
@@ -159,7 +143,6 @@ SQUARE = HEADER((16, 16), np.dtype("f4")) + bytes(1024)
         (np.zeros((2, 2), "f4,f8"), "bytes without a meaning"),
         (np.ones((2, 2), ">f4"), "foreign byte order"),
         (np.ones(4), "has 2 dimensions"),
-        (np.ones((2, 2, 2)), "has 2 dimensions"),
         (np.ones((0, 3)), "2 dimensions of 1"),
         (b"1,2\n3,4", "cannot be read as .npy"),
         (np.asfortranarray(np.ones((2, 2))), "lies column by column; store it by rows"),
@@ -192,8 +175,6 @@ def test_what_is_no_such_matrix_is_refused(tmp_path, made, words):
         ("c.bin", ((2, 2), "f4"), r"or \.zarr; got 'c\.bin'"),
         ("c.npy", ((2, 2), "f4", (1, 1)), "has no chunks"),
         ("c.npy", ((2, 2, 2), "f4"), "2 dimensions"),
-        ("c.npy", ((0, 2), "f4"), "2 dimensions of 1"),
-        ("c.npy", ((2, 2), "i4"), "is int32"),
         ("c.npy", ((2, 2), "bfloat16"), "is bfloat16"),
         ("c.zarr", ((2, 2), "f4", (0, 2)), "chunks are"),
         ("c.zarr", ((2, 2), "f4", (1,)), "chunks"),
@@ -206,13 +187,16 @@ def test_what_cannot_be_created(tmp_path, name, arguments, words):
 
 
 def test_a_region_and_its_buffer_go_together(tmp_path):
-    array = create_array(tmp_path / "c.npy", (4, 4), "f4")
-    with pytest.raises(ConfigError, match="do not go together"):
-        array.read(((0, 5), (0, 4)), np.empty((5, 4), "f4"))
+    array, whole = create_array(tmp_path / "c.npy", (4, 4), "f4"), ((0, 4), (0, 4))
+    for region, out, words in [
+        (((0, 5), (0, 4)), np.empty((5, 4), "f4"), "do not go together"),
+        (whole, np.empty((4, 4)), "is read into float32 by rows"),
+        (whole, np.empty((4, 4), "f4", order="F"), "by rows"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            array.read(region, out)
     with pytest.raises(ConfigError, match="do not go together"):
         array.write(((0, 2), (0, 4)), np.empty((4, 2), "f4"))
-    with pytest.raises(ConfigError, match="holds float32, the buffer is float64"):
-        array.read(((0, 4), (0, 4)), np.empty((4, 4)))
 
 
 @pytest.mark.parametrize("kind", ["npy-C", "zarr-3"])
@@ -226,7 +210,7 @@ def test_a_changed_file_has_another_identity(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["zarr-2", "zarr-3", "zarr-sharded"])
-def test_a_missing_chunk_is_no_zeros(tmp_path, kind):
+def test_a_missing_chunk_is_no_zeros_and_zeros_that_are_written_are_there(tmp_path, kind):
     x = values()
     path = store(tmp_path, x, kind)
     array = open_array(path)
@@ -238,6 +222,8 @@ def test_a_missing_chunk_is_no_zeros(tmp_path, kind):
     with pytest.raises(ConfigError, match=words):  # the rest of the chunk would be made up
         array.write(((11, 12), (5, 6)), np.ones((1, 1)))
     np.testing.assert_array_equal(array[:5], x[:5])
+    array.write(((0, 23), (0, 17)), np.zeros(SHAPE, "f4"))
+    assert not open_array(array.path)[:, :].any()
 
 
 def test_a_chunk_that_was_damaged_is_refused(tmp_path):
@@ -249,13 +235,6 @@ def test_a_chunk_that_was_damaged_is_refused(tmp_path):
     Path(file).write_bytes(held)
     with pytest.raises(ConfigError, match="chunk c/2/1 is damaged: it does not decode"):
         array[11, 5]
-
-
-@pytest.mark.parametrize("kind", ["zarr-2", "zarr-3"])
-def test_zeros_that_are_written_are_there(tmp_path, kind):
-    array = open_array(store(tmp_path, values(), kind))
-    array.write(((0, 23), (0, 17)), np.zeros(SHAPE, "f4"))
-    assert not open_array(array.path)[:, :].any()
 
 
 def test_a_disk_that_is_full_says_so(tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -63,24 +62,16 @@ class Journal:
             )
         return cuts, finished
 
-    def begin(self, about: Mapping[str, Any], cuts: Cuts) -> None:
-        """None, once a product is recorded; what was of any earlier one is gone."""
-        self.forget()
-        self._append({**about, "cuts": asdict(cuts)})
-
-    def finish(self, region: Region) -> None:
-        """None, once it is recorded of the tile at ``region``, and would survive a power loss."""
-        self._append(region)
-
-    def forget(self) -> None:
-        """Remove all that is recorded."""
-        os.truncate(self.path, 0)
-
-    def _append(self, line: Any) -> None:
+    def append(self, line: Any) -> None:
+        """None, once the ``line`` is there and would survive a power loss."""
         with writing(self.path, lambda: _LINE), open(self.path, "ab") as file:
             file.write(json.dumps(line).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def forget(self) -> None:
+        """Remove all that is recorded."""
+        os.truncate(self.path, 0)
 
     @contextmanager
     def claimed(self) -> Iterator[None]:

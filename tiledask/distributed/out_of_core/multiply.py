@@ -5,7 +5,6 @@
 
     fetch     [read 1][read 2]     [read 3]           two pairs of panels, in turn
     compute   [multiply 0][multiply 1] ... [write]    C tile += A panel @ B panel
-    beside                                    [fsync] and then it is recorded
 
 Nothing moves between workers. A product that was killed goes on from what is recorded, in another
 process and with other workers.
@@ -15,8 +14,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from itertools import chain, zip_longest
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,18 +27,11 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, Reporter, watching
 from tiledask.distributed.cluster.room import room_of
-from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.connecting.connect import check_shared, cluster_of
 from tiledask.distributed.deadlines import DEADLINE, seconds_of
 from tiledask.distributed.out_of_core.disk import free
 from tiledask.distributed.out_of_core.journal import Journal, differences
-from tiledask.distributed.out_of_core.stored import (
-    StoredArray,
-    describe,
-    materialize,
-    open_array,
-    remove,
-)
+from tiledask.distributed.out_of_core.stored import StoredArray, describe, materialize, open_array
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.panels import finish, prefetched
 from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
@@ -148,42 +139,42 @@ def multiply_stored(
     seconds = None if timeout is None else seconds_of(timeout)
     cluster = cluster_of(cluster, "a product of files")
     check_kernel(kernel, cluster.backend)
-    a, b = _operands(a, b, kernel)
+    a, b = _operand("A", a), _operand("B", b)
+    if a.shape[1] != b.shape[0]:
+        raise PlacementError(
+            f"A {a.shape} has {a.shape[1]} columns and B {b.shape} has {b.shape[0]} rows, they "
+            f"must be equal; is one of them to be stored transposed?"
+        )
+    check_types(a.dtype, b.dtype, kernel, convert="store")
     workspace(1, 1, 1, a.dtype.itemsize, kernel, tile)  # raises for what does not go together
-    product = _Product(a, b, _target(out, a, b, resume), kernel, tile)
-    target, given = product.c, isinstance(out, StoredArray)
-    check_shared(cluster, [a.path, b.path], [os.path.dirname(target.path)])
-    journal = Journal(target.path)
-    if os.path.lexists(target.path) and not (given or overwrite or journal.exists):
+    given, c = isinstance(out, StoredArray), _target(out, a, b, resume)
+    check_shared(cluster, [a.path, b.path], [os.path.dirname(c.path)])
+    product, journal = _Product(a, b, c, kernel, tile), Journal(c.path)
+    if os.path.lexists(c.path) and not (given or overwrite or journal.exists):
         raise ConfigError(
-            f"{target.path} exists and is no unfinished product; overwrite=True replaces it, "
+            f"{c.path} exists and is no unfinished product; overwrite=True replaces it, "
             f"td.open_array opens it"
         )
     with journal.claimed():
-        if not (resume and os.path.lexists(target.path)):
-            journal.forget()
-        about, begun = product.about, journal.exists
-        cuts, finished = journal.read(about, target.shape) if begun else (None, set())
-        plan = _planned(product, cluster, memory_limit, cuts, timeout)
-        if not begun:
-            _begin(target, about, plan.cuts, journal, create=not given)
-        left = plan.remaining(finished)
-        if seconds is None:
-            m, n, k = left.problem.extents
-            seconds = DEADLINE + 2 * m * n * k / cluster.slots / _SLOW
-        nbytes, counted = _run(cluster, product, left, journal, seconds, progress)
+        about, cuts, finished = product.about, None, set[Region]()
+        if resume and journal.exists and os.path.lexists(c.path):
+            cuts, finished = journal.read(about, c.shape)
+        plan = _planned(product, cluster, memory_limit, cuts, timeout).remaining(finished)
+        if cuts is None:
+            _begin(c, {**about, "cuts": asdict(plan.cuts)}, journal, create=not given)
+        nbytes, counted = _run(cluster, product, plan, journal, seconds, progress)
         if changed := differences(about, product.about):
             raise ConfigError(
-                f"while it was multiplied, {'; '.join(changed)}: {target.path} mixes before and "
-                f"after. Run it again with resume=False"
+                f"while it was multiplied, {'; '.join(changed)}: {c.path} mixes before and after. "
+                f"Run it again with resume=False"
             )
         journal.forget()
     return StoredProduct(
-        **{field.name: getattr(target, field.name) for field in fields(StoredArray)},
-        plan=left,
+        **{field.name: getattr(c, field.name) for field in fields(StoredArray)},
+        plan=plan,
         traffic=Both(Traffic.of(cluster.slots).on(cluster.hosts), counted.traffic),
-        memory=Both(left.ledger, counted.ledger({})),
-        bytes_read=Both(left.bytes_read, nbytes),
+        memory=Both(plan.ledger, counted.ledger({})),
+        bytes_read=Both(plan.bytes_read, nbytes),
         seconds=counted.seconds,
         resumed_tiles=len(finished),
     )
@@ -192,35 +183,21 @@ def multiply_stored(
 # -- what is multiplied --------------------------------------------------------------------------
 
 
-def _operands(a: Any, b: Any, kernel: str) -> tuple[StoredArray, StoredArray]:
-    """A and B as their files are now, which multiply."""
-    a, b = _now("A", a), _now("B", b)
-    for name, operand in (("A", a), ("B", b)):
-        if (journal := Journal(operand.path)).exists:
-            raise ConfigError(
-                f"{name}, {operand.path}, is the result of a product that is not finished: make "
-                f"the same call again to finish it, or, if it was written otherwise since, remove "
-                f"{journal.path}"
-            )
-    if a.shape[1] != b.shape[0]:
-        raise PlacementError(
-            f"A {a.shape} has {a.shape[1]} columns and B {b.shape} has {b.shape[0]} rows, they "
-            f"must be equal; is one of them to be stored transposed?"
-        )
-    check_types(a.dtype, b.dtype, kernel, convert="store")
-    return a, b
-
-
-def _now(name: str, array: Any) -> StoredArray:
-    """``array`` as its file is now, which must be of the same shape and type."""
+def _operand(name: str, array: Any) -> StoredArray:
+    """``array`` as its file is now: finished, and of the same shape and type."""
     if not isinstance(array, StoredArray):
         raise TypeError(
             f"{name} is a {type(array).__name__}; stored matrices are multiplied with stored "
             f"matrices: numpy.save it and td.open_array the file"
         )
-    now = open_array(array.path)
+    now, journal = open_array(array.path), Journal(array.path)
     if (now.shape, now.dtype) != (array.shape, array.dtype):
         raise ConfigError(f"{name} was opened as {array}, and is now {now}; td.open_array it again")
+    if name != "out" and journal.exists:
+        raise ConfigError(
+            f"{name}, {array.path}, is the result of a product that is not finished: make the same "
+            f"call again to finish it, or, if it was written otherwise since, remove {journal.path}"
+        )
     return now
 
 
@@ -228,7 +205,7 @@ def _target(out: Any, a: StoredArray, b: StoredArray, resume: bool) -> StoredArr
     """The result as it is, or as it will be once it is created."""
     shape = a.shape[0], b.shape[1]
     given = isinstance(out, StoredArray)
-    target = _now("out", out) if given else describe(out, shape, a.dtype)
+    target = _operand("out", out) if given else describe(out, shape, a.dtype)
     there = os.path.exists(target.path)
     if there and resume and Journal(target.path).exists:
         target = open_array(target.path)
@@ -267,8 +244,7 @@ def _planned(
     def work(m: int, n: int, k: int) -> int:
         return workspace(m, n, k, itemsize, kernel, tile, True, wide)
 
-    extents, chunks = (*c.shape, a.shape[1]), (a.grid, b.grid, c.grid)
-    problem = Problem(extents, itemsize, chunks, wide, work)
+    problem = Problem((*c.shape, a.shape[1]), itemsize, (a.grid, b.grid, c.grid), wide, work)
     if cuts is None:
         plan = plan_stream(problem, cluster.slots, limit)
     else:
@@ -283,9 +259,7 @@ def _planned(
     return plan
 
 
-def _begin(
-    target: StoredArray, about: dict[str, Any], cuts: Cuts, journal: Journal, create: bool
-) -> None:
+def _begin(target: StoredArray, record: dict[str, Any], journal: Journal, create: bool) -> None:
     """None, once the product is recorded and the result's file is there."""
     needs, has = target.unwritten(), free(os.path.dirname(target.path))
     if needs > has:
@@ -293,10 +267,8 @@ def _begin(
             f"{target.path} needs {format_bytes(needs)} more on its disk, {format_bytes(has)} are "
             f"free; make room, or name a file on another disk"
         )
-    if create:
-        # in this order: what is recorded of a result that is not there is known to be of no use
-        remove(target)
-    journal.begin(about, cuts)
+    journal.forget()
+    journal.append(record)
     if create:
         materialize(target)
 
@@ -309,53 +281,42 @@ def _run(
     product: _Product,
     plan: StreamPlan,
     journal: Journal,
-    seconds: float,
+    seconds: float | None,
     progress: Progress,
 ) -> tuple[int, Counted]:
     """(bytes that all workers read, what was counted meanwhile)."""
-    if "zarr" in (product.a.kind, product.b.kind, product.c.kind):
-        cluster.run(_load_zarr)  # before memory is counted
+    for chunked in [x.path for x in product[:3] if x.kind == "zarr"][:1]:
+        cluster.run(open_array, chunked)  # so that zarr is loaded before memory is counted
     run, (m, n, k) = uuid.uuid4().hex, plan.problem.extents
     depths = plan.cuts.panels(k)
-    panels = [len(depths)] * len([*chain(*plan.tiles)])
+    tiles = [(slot, region) for slot, mine in enumerate(plan.tiles) for region in mine]
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
-    left, numbers = dict[Region, Future[int]](), iter(range(len(panels)))
+    if seconds is None:
+        seconds = DEADLINE + 2 * m * n * k / cluster.slots / _SLOW
+    panels, left = [len(depths)] * len(tiles), dict[Future[int], Region]()
+
+    def record(*_: int) -> None:
+        for future in [future for future in left if future.status == "finished"]:
+            journal.append(left.pop(future))
+
     with counting(cluster) as counted, watching(progress, run, panels, what, cluster):
         try:
-            for turn in zip_longest(*plan.tiles):
-                mine = {slot: region for slot, region in enumerate(turn) if region}
-                given = {
-                    slot: (product, region, depths, run, next(numbers), cluster.backend)
-                    for slot, region in mine.items()
-                }
-                tiles = cluster.submit_all(_multiply_tile, given, name="stream")
-                ends = {slot_of(tile): (tile, product.c, mine[slot_of(tile)]) for tile in tiles}
-                on_disk = cluster.submit_all(_sync, ends, name="sync", beside=True)
-                left |= zip(mine.values(), on_disk, strict=True)
-            futures = [*left.values()]
-
-            def record(*_: int) -> None:
-                for region, future in [*left.items()]:
-                    if future.status == "finished":
-                        journal.finish(region)
-                        del left[region]
-
+            for number, (slot, region) in enumerate(tiles):
+                given = product, region, depths, run, number, cluster.backend
+                left[cluster.submit(slot, _multiply_tile, *given, name="stream")] = region
+            futures = [*left]
             cluster.wait(futures, what, seconds, record)
             record()
-            return sum(cluster.gather(futures, what, seconds, cancel=True)), counted
+            return sum(cluster.gather(futures, what, seconds)), counted
         except BaseException:
             with suppress(Exception):  # what is cancelled writes to the result until it stops
-                cluster.client.cancel([*left.values()], force=True)
+                cluster.client.cancel([*left], force=True)
                 stopped = [cluster.submit(slot, int) for slot in range(cluster.slots)]
                 cluster.gather(stopped, "the end", _LETTING_GO)
             raise
 
 
 # -- on a worker ---------------------------------------------------------------------------------
-
-
-def _load_zarr() -> None:
-    import zarr.buffer.cpu  # noqa: F401
 
 
 def _multiply_tile(
@@ -366,7 +327,7 @@ def _multiply_tile(
     number: int,
     backend: str,
 ) -> int:
-    """Bytes read, once the tile of C at ``region`` is written."""
+    """Bytes read, once the tile of C at ``region`` is on its disk."""
     (rows, columns), (m, n), dtype = region, extents_of(region), product.a.dtype
     width, xp, nbytes = depths[0][1], namespace(backend), list[int]()
     buffers = [
@@ -393,14 +354,9 @@ def _multiply_tile(
             del x, y  # on a GPU they are memory that the next panel takes
             reporter.one_more()
     product.c.write(region, to_numpy(tile))
+    product.c.sync(region)
     reporter.report()
     return sum(nbytes)
-
-
-def _sync(nbytes: int, c: StoredArray, region: Region) -> int:
-    """``nbytes``, once the tile at ``region`` would survive a loss of power."""
-    c.sync(region)
-    return nbytes
 
 
 def _check_wanted() -> None:

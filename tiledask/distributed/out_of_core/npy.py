@@ -1,7 +1,4 @@
-"""Regions of .npy files: runs of contiguous elements, each read into its place by one call.
-
-row 0 | row 1 | ...            a region is a run per row, or a single one if its rows are whole
-"""
+"""Regions of .npy files: a run of contiguous elements for each row, or one if rows are whole."""
 
 import os
 from io import BytesIO
@@ -29,14 +26,13 @@ def header(shape: tuple[int, int], dtype: np.dtype) -> bytes:
 
 def create(array: Any) -> None:
     """Make the file, of zeros that take no space; all at once, so that no half of it is seen."""
-    partial = f"{array.path}.partial"
+    partial = Path(f"{array.path}.partial")
     try:
-        with open(partial, "wb") as file:
-            file.write(header(array.shape, array.dtype))
-            file.truncate(array.offset + array.nbytes)
-        os.replace(partial, array.path)
+        partial.write_bytes(header(array.shape, array.dtype))
+        os.truncate(partial, array.offset + array.nbytes)
+        partial.replace(array.path)
     finally:
-        Path(partial).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def look(path: str) -> tuple[tuple[int, ...], np.dtype, dict[str, int]]:
@@ -66,24 +62,20 @@ def look(path: str) -> tuple[tuple[int, ...], np.dtype, dict[str, int]]:
 
 def read(array: Any, region: Region, out: np.ndarray) -> int:
     """Bytes read, once ``out`` holds the region of a StoredArray."""
-    together = out.shape[1] <= 1 or out.strides[1] == out.itemsize
-    part = out if together else np.empty(out.shape, out.dtype)
     with open(array.path, "rb", buffering=0) as file:
-        done = _transfer(os.preadv, file, array, region, part)
-    if not together:
-        out[...] = part
-    return done
+        _transfer(os.preadv, file.fileno(), array, region, out)
+    return out.nbytes
 
 
 def write(array: Any, region: Region, block: np.ndarray) -> None:
     """None, once the file of a StoredArray holds ``block`` there."""
-    (top, _), columns = region
+    (top, bottom), columns = region
     step = max(1, _SLAB // max(1, block.shape[1] * array.dtype.itemsize))
     with open(array.path, "r+b", buffering=0) as file:
-        for first in range(0, len(block), step):
-            part = rounded(block[first : first + step], array.dtype)
-            ends = top + first, top + first + len(part)
-            _transfer(os.pwritev, file, array, (ends, columns), part)
+        for first in range(top, bottom, step):
+            rows = first, min(first + step, bottom)
+            part = rounded(block[first - top : rows[1] - top], array.dtype)
+            _transfer(os.pwritev, file.fileno(), array, (rows, columns), part)
 
 
 def files(array: Any, region: Region) -> list[str]:
@@ -97,21 +89,18 @@ def rounded(block: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return np.ascontiguousarray(block, dtype)
 
 
-def _transfer(call: Any, file: Any, array: Any, region: Region, block: np.ndarray) -> int:
-    """Bytes that ``call`` read into ``block`` or wrote from it, in as few runs as can be."""
-    ((top, _), (left, right)), line = region, array.shape[1]
-    start, step = array.offset + (top * line + left) * block.itemsize, line * block.itemsize
-    whole = right - left == line and block.flags.c_contiguous
-    runs = [block.reshape(-1).view(np.uint8)] if whole else block.view(np.uint8)
-    for i, run in enumerate(runs):
-        done = 0
+def _transfer(call: Any, file: int, array: Any, region: Region, block: np.ndarray) -> None:
+    """Read into the rows of ``block``, or write from them, in as few runs as can be."""
+    ((top, _), (left, right)), line = region, array.shape[1] * block.itemsize
+    start, whole = array.offset + top * line + left * block.itemsize, right - left == array.shape[1]
+    rows = block.reshape(1, -1) if whole else block
+    for at, run in enumerate(rows.view(np.uint8) if block.size else ()):
+        done, begin = 0, start + at * line
         while done < len(run):  # in as many calls as the system wants
-            at = start + i * step + done
-            more: int = call(file.fileno(), [run[done:]], at)
+            more: int = call(file, [run[done:]], begin + done)
             if not more:
                 raise ConfigError(
-                    f"{array.path} ended at byte {at} while it was read, {len(run) - done} bytes "
-                    f"too early; something else cut it short"
+                    f"{array.path} ended at byte {begin + done} while it was read, "
+                    f"{len(run) - done} bytes too early; something else cut it short"
                 )
             done += more
-    return block.nbytes

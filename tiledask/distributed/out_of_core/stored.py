@@ -25,7 +25,7 @@ from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
 from tiledask.tile import as_dtype
 
-__all__ = ["StoredArray", "create_array", "describe", "materialize", "open_array", "remove"]
+__all__ = ["StoredArray", "create_array", "describe", "materialize", "open_array"]
 
 DTYPES = ("float16", "float32", "float64")
 _MODULES: dict[str, Any] = {"npy": npy, "zarr": zarr}
@@ -67,13 +67,13 @@ class StoredArray:
     def read(self, region: Region, out: np.ndarray) -> int:
         """Bytes read, once ``out`` holds the elements of ``region`` ((top, bottom), (left, right)).
 
-        ``out`` is of the region's shape and of this dtype. Of zarr arrays the bytes are those of
-        the decoded chunks. Raises ConfigError where the file ends too early, or a chunk is missing
-        or does not decode.
+        ``out`` has the region's shape and this dtype, in C order. Of zarr arrays the bytes are
+        those of the decoded chunks. Raises ConfigError where the file ends too early, or a chunk is
+        missing or does not decode.
         """
         self._check(region, out)
-        if out.dtype != self.dtype:
-            raise ConfigError(f"{self.path} holds {self.dtype}, the buffer is {out.dtype}")
+        if out.dtype != self.dtype or not out.flags.c_contiguous:
+            raise ConfigError(f"{self.path} is read into {self.dtype} by rows, not {out.dtype}")
         with reading(self.path):
             read: int = _MODULES[self.kind].read(self, region, out)
             return read
@@ -121,13 +121,12 @@ class StoredArray:
         both = index if isinstance(index, tuple) else (index,)
         both = (*both, *[slice(None)] * (2 - len(both)))
         parts = [range(n)[i] for n, i in zip(self.shape, both, strict=True)]
-        spans = [p if isinstance(p, range) else range(p, p + 1) for p in parts]
+        spans = [part if isinstance(part, range) else range(part, part + 1) for part in parts]
         if any(span.step != 1 for span in spans):
             raise IndexError(f"regions are read without steps, got {index}; read them and slice")
-        (top, bottom), (left, right) = ((s.start, max(s.start, s.stop)) for s in spans)
-        out = np.empty((bottom - top, right - left), self.dtype)
-        if out.size:
-            self.read(((top, bottom), (left, right)), out)
+        rows, columns = ((span.start, max(span.start, span.stop)) for span in spans)
+        out = np.empty(extents_of((rows, columns)), self.dtype)
+        self.read((rows, columns), out)
         found: np.ndarray = out[tuple(slice(None) if isinstance(p, range) else 0 for p in parts)]
         return found
 
@@ -191,8 +190,8 @@ def create_array(
     Path(f"{array.path}.tiledask").unlink(missing_ok=True)  # of an unfinished product
     materialize(array)
     if array.kind == "zarr":
-        with writing(array.path, lambda: array.nbytes):
-            zarr.fill_with_zeros(array)
+        zeros = np.broadcast_to(np.zeros((), array.dtype), array.shape)
+        array.write(((0, array.shape[0]), (0, array.shape[1])), zeros)
     return array
 
 
@@ -223,18 +222,14 @@ def describe(
 
 def materialize(array: StoredArray) -> None:
     """None, once its file is there in place of whatever was; a zarr array has no chunks yet."""
-    with writing(array.path, lambda: array.offset):
-        Path(array.path).parent.mkdir(parents=True, exist_ok=True)
-        remove(array)
+    place = Path(array.path)
+    with writing(place, lambda: array.offset):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
         _MODULES[array.kind].create(array)
-
-
-def remove(array: StoredArray) -> None:
-    """None, once there is no file or folder at the array's path."""
-    if os.path.isdir(array.path) and not os.path.islink(array.path):
-        shutil.rmtree(array.path)
-    else:
-        Path(array.path).unlink(missing_ok=True)
 
 
 def _checked(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dtype]:
@@ -244,14 +239,11 @@ def _checked(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dty
     except KernelError as error:
         raise ConfigError(f"{name}: {error}") from None
     if found.name not in DTYPES or not found.isnative:
-        way = (
-            "store its .real and its .imag, a file each"
-            if found.kind == "c"
-            else "convert it with astype"
-        )
+        complex_ = "store its .real and its .imag, a file each"
         raise ConfigError(
             f"{name} is {found.name if found.isnative else f'{found} (foreign byte order)'}, "
-            f"stored matrices are {', '.join(DTYPES)}; {way}"
+            f"stored matrices are {', '.join(DTYPES)}; "
+            f"{complex_ if found.kind == 'c' else 'convert it with astype'}"
         )
     shape = tuple(shape)
     if len(shape) != 2 or not all(is_whole(n, 1) for n in shape):

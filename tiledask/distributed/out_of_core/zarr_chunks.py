@@ -6,8 +6,7 @@ written in full, chunks of zeros too.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
@@ -19,7 +18,7 @@ from tiledask.extras import needed_for
 from tiledask.plan.products.regions import Region, overlap, slices, within
 from tiledask.plan.products.streaming import read_bytes
 
-__all__ = ["create", "files", "fill_with_zeros", "look", "read", "write"]
+__all__ = ["create", "files", "look", "read", "write"]
 
 
 def look(path: str) -> tuple[tuple[int, ...], np.dtype, dict[str, tuple[int, ...]]]:
@@ -39,33 +38,26 @@ def create(array: Any) -> None:
     zarr.create_array(array.path, **about, compressors=compressors)
 
 
-def fill_with_zeros(array: Any) -> None:
-    """Write every chunk."""
-    _open(array.path, write=True)[:, :] = 0
-
-
 def read(array: Any, region: Region, out: np.ndarray) -> int:
     """Bytes of the decoded chunks, once ``out`` holds the region of a StoredArray."""
-    stored, nbytes = _open(array.path), 0
+    stored = _open(array.path)
     from zarr.buffer.cpu import NDBuffer
 
     for name, _, part in _chunks(array, stored, region):
         _check_there(array, name)
         place = NDBuffer.from_numpy_array(out[within(part, region)])
-        with _decoding(array, name):
-            stored.get_basic_selection(slices(part), out=place)
-        nbytes += read_bytes(part, array.grid, array.dtype.itemsize)
-    return nbytes
+        _coded(array, name, stored.get_basic_selection, slices(part), out=place)
+    return read_bytes(region, array.grid, array.dtype.itemsize)
 
 
 def write(array: Any, region: Region, block: np.ndarray) -> None:
     """None, once the chunks of a StoredArray hold ``block`` there."""
-    stored, block = _open(array.path, write=True), rounded(block, array.dtype)
+    stored = _open(array.path, write=True)
     for name, chunk, part in _chunks(array, stored, region):
         if part != overlap(chunk, tuple((0, n) for n in array.shape)):
             _check_there(array, name)  # the rest of the chunk stays
-        with _decoding(array, name):
-            stored[slices(part)] = block[within(part, region)]
+        values = rounded(block[within(part, region)], array.dtype)
+        _coded(array, name, stored.set_basic_selection, slices(part), values)
 
 
 def files(array: Any, region: Region) -> list[str]:
@@ -93,11 +85,10 @@ def _check_there(array: Any, name: str) -> None:
         )
 
 
-@contextmanager
-def _decoding(array: Any, name: str) -> Iterator[None]:
-    """ConfigError for whatever a codec raises inside the block; what the disk says stays."""
+def _coded(array: Any, name: str, call: Callable[..., Any], *args: Any, **more: Any) -> None:
+    """Make the ``call`` for a chunk: ConfigError for what a codec raises; the disk's own stays."""
     try:
-        yield
+        call(*args, **more)
     except Exception as error:
         if isinstance(error, OSError) and error.errno:
             raise
