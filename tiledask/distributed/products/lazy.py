@@ -11,10 +11,9 @@ dask.array's own product makes every x_ik @ y_kj an array and adds those up.
 
 import warnings
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import product
 from math import ceil, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import dask
 import dask.array as da
@@ -30,8 +29,7 @@ from tiledask.distributed.cluster.cluster import RUNNING
 from tiledask.distributed.cluster.tasks import workers_of
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.errors import DoesNotFitError, PlacementError
-from tiledask.plan.products.product import grids
-from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.plan.units import divisors, format_bytes, parse_bytes
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile import probe, workspace
 from tiledask.tile.backend import accumulator, aligned, array_namespace, as_dtype, on_device
@@ -44,26 +42,15 @@ live there, and whatever else it keeps, have the rest."""
 SMALL, LIGHT = 10**8, 2**24
 """FLOP, and bytes of operands, below which a task is not cut: to run it costs as much as so few."""
 FINEST = 2**16
-"""Tasks that are tried at most."""
+"""Parts of a dimension, and tasks, at most."""
 ALIKE = 1.1
-"""How much more than the least may move, where tasks then hold less."""
+"""How much more than needed may move, where tasks then hold less."""
 MANY = 32
 """Parts of a dimension that need not be even: threads have several each."""
 FAN = 4
 """Panels that one task adds up."""
 
-
-class LazyPlan(NamedTuple):
-    """How a product is cut into tasks."""
-
-    peak: int
-    """Bytes that a task holds at most, those that it receives included."""
-    moved: int
-    """Bytes that tasks receive, about."""
-    rows: tuple[tuple[int, ...], ...]
-    """Extents of the parts of each dimension that C has from x."""
-    panels: tuple[int, ...]
-    columns: tuple[int, ...]
+Chunks = tuple[tuple[int, ...], ...]
 
 
 def multiply(
@@ -101,13 +88,14 @@ def multiply(
         return empty
     threads, limit, where, gathers = _active(x, y)
     limit = limit if memory_limit is None else parse_bytes(memory_limit)
-    plan = _plan(x, y, threads, limit, kernel, tile)
-    x, y = x.rechunk((*plan.rows, plan.panels)), y.rechunk((plan.panels, plan.columns))
+    how = kernel, tile
+    *rows, panels, columns = _plan(x, y, threads, limit, how)
+    x, y = x.rechunk((*rows, panels)), y.rechunk((panels, columns))
     # Dask learns from its prefix how long a task takes: products of other sizes have other names
-    size, how = len(str(2 * prod(x.chunksize) * y.chunksize[1])) - 1, (kernel, tile)
+    size = len(str(2 * prod(x.chunksize) * y.chunksize[1])) - 1
     name = f"tiledask_matmul_1e{size}-{tokenize(x, y, how)}"
     graph = HighLevelGraph.from_collections(name, _tasks(name, x, y, how), dependencies=[x, y])
-    c = da.Array(graph, name, (*plan.rows, plan.columns), meta=meta)
+    c = da.Array(graph, name, (*rows, columns), meta=meta)
     if (needs := c.nbytes * (1 + (c.npartitions > 1))) > gathers:
         warnings.warn(
             f"the result of {x.shape} @ {y.shape} has {format_bytes(c.nbytes)}; to compute() it "
@@ -164,61 +152,66 @@ def _add(parts: list[Any], final: str) -> Any:
 # -- the plan ------------------------------------------------------------------------------------
 
 
-def _plan(x: da.Array, y: da.Array, threads: int, limit: int, kernel: str, tile: Any) -> LazyPlan:
-    """Of the plans that keep all threads busy within the limit and move about the least, the one
-    whose tasks hold least."""
+def _plan(x: da.Array, y: da.Array, threads: int, limit: int, how: tuple[str, Any]) -> Chunks:
+    """Chunks of x's rows, the summed dimension and y's columns: tasks for every thread, that fit.
+
+    Whichever side of a task is the longest is cut, so the least moves [1]_. When there are enough
+    tasks, they are cut on as long as hardly more moves and they are worth it: so less is held.
+
+    .. [1] Demmel et al., "Communication-optimal parallel recursive rectangular matrix
+       multiplication", IPDPS 2013.
+    """
     if (largest := max(prod(z.chunksize) * z.dtype.itemsize for z in (x, y))) > limit:
         raise DoesNotFitError(
             f"the largest block of x and y has {format_bytes(largest)}, a task may hold "
             f"{format_bytes(limit)}; rechunk to smaller blocks, or give memory_limit= a larger "
             f"number"
         )
-    lead, (k, n), fitting, least = x.shape[:-1], y.shape, list[LazyPlan](), 0
-    flop = 2 * prod(lead) * n * k
-    most = max(ceil(flop / SMALL), (x.nbytes + y.nbytes) // LIGHT)
-    tasks = min(threads, most)
-    while tasks <= min(FINEST, threads * flop) and not (fitting and most < tasks):
-        found = [
-            _cut(x, y, _rows(lead, rows), min(panels, k), min(columns, n), (kernel, tile))
-            for rows, panels, columns in grids(tasks, 3)
-        ]
-        fitting += [plan for plan in found if plan.peak <= limit]
-        least, tasks = min(plan.peak for plan in found), 2 * tasks
-    if not fitting:
-        raise DoesNotFitError(
-            f"the smallest task of this product would hold {format_bytes(least)}, a task may hold "
-            f"{format_bytes(limit)}; give memory_limit= a larger number"
-        )
-    least = min(plan.moved for plan in fitting)
-    alike = [plan for plan in fitting if plan.moved <= ALIKE * least]
-    # what is cut finer than the blocks are holds no less: they are there
-    return min(alike, key=lambda plan: (max(plan.peak, 3 * largest), plan.moved))
+    m, (k, n) = prod(x.shape[:-1]), y.shape
+    most = max(ceil(2 * m * n * k / SMALL), (x.nbytes + y.nbytes) // LIGHT)
+    parts, wanted, wide = [1, 1, 1], min(threads, most), accumulator(x.dtype).itemsize
+    fitting, least = Chunks(), 0
+    while True:
+        chunks, left = list[tuple[int, ...]](), parts[0]
+        for extent, had in zip(x.shape[:-1], x.chunks, strict=False):  # the first ones first
+            chunks.append(_even(extent, left, had))
+            left = ceil(left / len(chunks[-1]))
+        chunks.append(_even(k, parts[1], x.chunks[-1] if x.nbytes > y.nbytes else y.chunks[0]))
+        chunks.append(_even(n, parts[2], y.chunks[1]))
+        held = _held(chunks, x.dtype, how)
+        moved = parts[2] * x.nbytes + parts[0] * y.nbytes + 2 * (parts[1] - 1) * m * n * wide
+        if wanted == 1 and held <= limit:
+            least = least or moved
+            if moved <= ALIKE * least:
+                fitting = tuple(chunks)
+            if moved > ALIKE * least or prod(map(len, chunks)) >= most or held <= 3 * largest:
+                return fitting
+        sides = m / parts[0], k / parts[1] / 2, n / parts[2]  # partial sums are written and read
+        last = max(sides) <= 0.5 or prod(parts) > FINEST
+        if last and fitting:
+            return fitting
+        if last:
+            raise DoesNotFitError(
+                f"the smallest task of this product would hold {format_bytes(held)}, a task may "
+                f"hold {format_bytes(limit)}; give memory_limit= a larger number"
+            )
+        factor = divisors(wanted)[1] if wanted > 1 else 2
+        parts[sides.index(max(sides))] *= factor
+        wanted = max(1, wanted // factor)
 
 
-def _cut(
-    x: da.Array, y: da.Array, rows: tuple[int, ...], panels: int, columns: int, how: tuple[str, Any]
-) -> LazyPlan:
-    """The plan of so many parts of each dimension.
-
-    A task holds a panel of each operand and a tile of C; before it one that rechunks holds a panel
-    in parts and put together, after it one that adds up holds some tiles.
-    """
-    itemsize, wide = x.dtype.itemsize, accumulator(x.dtype).itemsize
-    cut = [_even(*each) for each in zip(x.shape[:-1], rows, x.chunks[:-1], strict=True)]
-    k = _even(y.shape[0], panels, x.chunks[-1] if x.nbytes > y.nbytes else y.chunks[0])
-    n = _even(y.shape[1], columns, y.chunks[1])
-    tall, deep, broad = prod(map(max, cut)), max(k), max(n)
+def _held(chunks: Sequence[tuple[int, ...]], dtype: np.dtype, how: tuple[str, Any]) -> int:
+    """Bytes that a task holds: it rechunks a panel, multiplies two, or adds up tiles."""
+    *rows, panels, columns = chunks
+    itemsize, wide = dtype.itemsize, accumulator(dtype).itemsize
+    tall, deep, broad = prod(map(max, rows)), max(panels), max(columns)
     tile, rounded = tall * broad * wide, tall * broad * itemsize * (wide > itemsize)
     work = workspace(tall, broad, deep, itemsize, *how, out_itemsize=wide)
     multiplies = (tall + broad) * deep * itemsize + tile + max(work, rounded)
-    rechunks, adds = 2 * max(tall, broad) * deep * itemsize, (1 + min(FAN, len(k))) * tile
-    c = prod(x.shape[:-1]) * y.shape[1] * wide
-    moved = len(n) * x.nbytes + prod(map(len, cut)) * y.nbytes + 2 * (len(k) - 1) * c
-    peak = max(multiplies, rechunks, adds + rounded if len(k) > 1 else 0)
-    return LazyPlan(int(peak), int(moved), tuple(cut), k, n)
+    adds = (1 + min(FAN, len(panels))) * tile + rounded if len(panels) > 1 else 0
+    return int(max(multiplies, 2 * max(tall, broad) * deep * itemsize, adds))
 
 
-@lru_cache(1024)
 def _even(extent: int, parts: int, chunks: tuple[int, ...]) -> tuple[int, ...]:
     """``extent`` in even parts, which end where ``chunks`` do if those are much smaller; and in
     chunks as they are, if many parts would be a little longer.
@@ -226,22 +219,13 @@ def _even(extent: int, parts: int, chunks: tuple[int, ...]) -> tuple[int, ...]:
     >>> _even(10, 3, (10,)), _even(10, 2, (2,) * 5)
     ((3, 3, 4), (4, 6))
     """
-    longest, edges = max(chunks), np.cumsum((0, *chunks))
+    parts, longest, edges = min(parts, extent), max(chunks), np.cumsum((0, *chunks))
     if parts >= MANY and longest * parts <= extent < 2 * longest * parts:
         return tuple(filter(None, chunks))
     ends = np.arange(parts + 1) * extent // parts
     if 2 * longest * parts <= extent:
         ends = edges[np.searchsorted((edges[1:] + edges[:-1]) / 2, ends)]
     return tuple(np.diff(ends).tolist())
-
-
-def _rows(lead: Sequence[int], parts: int) -> tuple[int, ...]:
-    """About ``parts`` tiles along these dimensions, the first ones cut first."""
-    found = []
-    for extent in lead:
-        found.append(min(extent, parts))
-        parts = ceil(parts / found[-1])
-    return tuple(found)
 
 
 def _active(x: da.Array, y: da.Array) -> tuple[int, int, str, int]:
