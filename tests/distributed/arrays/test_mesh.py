@@ -1,0 +1,205 @@
+"""Meshes: names of their axes, which slots ranks have, and what moves between hosts.
+
+Holds `tiledask.distributed.arrays.hosts` and `tiledask.distributed.arrays.mesh`. Hosts are said to
+be several here; tests/distributed/connecting has some that are.
+"""
+
+from itertools import permutations
+from math import prod
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask import Replicate, Shard
+from tiledask.distributed.arrays.hosts import arranged, crossings, heaviest_first
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan.products.traffic import Traffic
+
+RNG = np.random.default_rng(0)
+GRID = (Shard(0), Shard(1))
+CASES = [
+    ("AABB", (1, 2, 2)),
+    ("AAABBB", (1, 2, 3)),
+    ("AAAB", (2, 2)),
+    ("AABBCC", (3, 2)),
+    ("ABBBCC", (2, 2)),
+    ("ABBACC", (3, 2)),
+    ("AABBBA", (2, 3)),
+    ("ABCABC", (2, 3)),
+]
+UNEVEN = [("AAAB", (1, 2, 2)), ("AABBCCCC", (2, 4, 1)), ("ABBBBCCC", (2, 2, 2)), ("AAABBBCC", (8,))]
+
+
+def whole_groups(hosts, shape, axis, slots):
+    """How many groups of ranks along ``axis`` are on one host each; counted one by one."""
+    at = np.moveaxis(np.reshape(slots, shape), axis, -1).reshape(-1, shape[axis])
+    return sum(len({hosts[slot] for slot in group}) == 1 for group in at.tolist())
+
+
+@pytest.mark.parametrize(("hosts", "shape"), CASES)
+def test_no_assignment_has_more_groups_of_the_heaviest_axis_within_hosts(hosts, shape):
+    within = heaviest_first(len(shape), ("dp", "tp", "pp")[: len(shape)])
+    found = arranged(hosts, shape, within)
+    best = max(
+        whole_groups(hosts, shape, within[0], slots)
+        for slots in permutations(range(len(hosts)), prod(shape))
+    )
+    assert whole_groups(hosts, shape, within[0], found) == best
+
+
+@pytest.mark.parametrize(("hosts", "shape"), [*CASES, *UNEVEN])
+def test_ranks_have_slots_of_their_own_and_cross_no_oftener_than_in_order(hosts, shape):
+    for within in permutations(range(len(shape))):
+        slots = arranged(hosts, shape, within)
+        assert len({*slots}) == len(slots) == prod(shape)
+        assert {*slots} <= {*range(len(hosts))}
+        plain = crossings([hosts[s] for s in range(len(slots))], shape)
+        here = crossings([hosts[s] for s in slots], shape)
+        assert [here[axis] for axis in within] <= [plain[axis] for axis in within]
+    assert arranged("A" * 8, (2, 2, 2), (1, 2, 0)) == tuple(range(8))
+
+
+def test_traffic_between_hosts_is_counted_by_rank_and_by_slot():
+    moved = Traffic.of(3, [(0, 1, 5), (1, 2, 7), (2, 0, 11)])
+    assert moved.between_hosts == moved.on("AAA").between_hosts == 0
+    assert moved.on("AAB").between_hosts == 18
+    assert moved.on("ABAA", slots=(3, 0, 2)).between_hosts == 0
+    spread = moved.on("ABAA", slots=(1, 0, 2))
+    assert (spread.between_hosts, spread.total, spread.ranks) == (16, 23, 4)
+    assert spread.bytes[1, 0] == 5
+    assert "23 bytes in 3 messages among 4 ranks, 16 bytes between 2 hosts" in repr(spread)
+    assert "hosts" not in repr(moved) + repr(moved.on("AAA"))
+    assert (spread + Traffic.of(4)).between_hosts == 16
+
+
+@pytest.fixture
+def on_hosts(cluster, monkeypatch):
+    """The session's four workers, told that they are on these hosts."""
+
+    def told(hosts):
+        monkeypatch.setattr(Cluster, "hosts", tuple(hosts))
+        return cluster
+
+    return told
+
+
+@pytest.mark.cluster
+def test_names_say_which_axis_is_within_hosts_and_slots_what_they_say(on_hosts):
+    cluster = on_hosts("AABB")
+    for names, at in (
+        ((), (0, 1, 2, 3)),
+        (("tp", "pp"), (0, 2, 1, 3)),
+        (("pp", "tp"), (0, 1, 2, 3)),
+    ):
+        assert td.Mesh(cluster, (2, 2), names).at == at
+    named = td.Mesh(cluster, (1, 2, 2), ("dp", "tp", "pp"))
+    assert (named.at, named.hosts) == ((0, 2, 1, 3), ("A", "B", "A", "B"))
+    assert td.Mesh(cluster, (2, 2), ("tp", "pp"), slots=range(4)).at == (0, 1, 2, 3)
+    assert td.Mesh(cluster, (2,), slots=[3, 1]).at == (3, 1)
+    for wrong in ((0,), (0, 0), (0, 4), (0, -1), (0, 1.5)):
+        with pytest.raises(PlacementError, match=r"for each of the mesh's 2 ranks, from 0 to 3"):
+            td.Mesh(cluster, (2,), slots=wrong)
+    assert td.Mesh(on_hosts("ABBB"), (3,)).at == (1, 2, 3)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("algorithm", sorted({*td.algorithms} - {"local"}))
+def test_a_product_in_any_slots_is_the_same_and_moves_what_was_predicted(on_hosts, algorithm):
+    cluster, made = on_hosts("AABB"), []
+    a, b = RNG.standard_normal((24, 36)), RNG.standard_normal((36, 28))
+    for slots in (range(4), (2, 0, 3, 1)):
+        mesh = td.Mesh(cluster, (2, 2), slots=slots)
+        A, B = (td.distribute(x, mesh, GRID) for x in (a, b))
+        C = td.matmul(A, B, algorithm=algorithm)
+        assert C.traffic.predicted == C.traffic.measured
+        assert C.traffic.predicted.hosts == C.traffic.measured.hosts == tuple("AABB")
+        between = C.traffic.measured.between_hosts
+        assert between == C.traffic.predicted.between_hosts > 0
+        assert C.mesh.at == tuple(slots)
+        assert len(C.memory.measured.per_place) == 4
+        made.append(td.to_numpy(C))
+    np.testing.assert_array_equal(*made)
+    np.testing.assert_allclose(made[0], a @ b, atol=1e-12)
+
+
+@pytest.mark.cluster
+def test_arrays_in_other_slots_are_moved_and_taken_from_dask(on_hosts):
+    cluster, a = on_hosts("AABB"), RNG.standard_normal((9, 14))
+    mesh = td.Mesh(cluster, (3,), slots=(3, 1, 2))
+    A = td.distribute(a, mesh, [Shard(0)])
+    for placement in (Shard(1), Replicate()):
+        moved = td.redistribute(A, [placement])
+        assert moved.traffic.predicted == moved.traffic.measured
+        between = moved.traffic.measured.between_hosts
+        assert 0 < between == moved.traffic.predicted.between_hosts < moved.traffic.measured.total
+        np.testing.assert_array_equal(td.to_numpy(moved), a)
+    X = td.from_dask(da.from_array(a, chunks=4), mesh, [Shard(0)])
+    np.testing.assert_array_equal(td.to_numpy(X), a)
+    with pytest.raises(PlacementError, match="one slot"):
+        A @ td.distribute(a.T, td.Mesh(cluster, (3,)), [Shard(0)])
+
+
+@pytest.mark.cluster
+def test_schedules_and_rank_functions_say_what_went_between_hosts(on_hosts):
+    cluster = on_hosts("AABB")
+    schedule = td.schedule("1f1b", 4, 4)
+    run = td.run_schedule(schedule, forward=0.001, backward=0.001, cluster=cluster)
+    assert run.traffic.predicted == run.traffic.measured
+    assert run.traffic.measured.between_hosts == run.traffic.predicted.between_hosts > 0
+    assert "between 2 hosts" in repr(run)
+
+    def ring(rank):
+        return rank.group().all_gather(np.full(4, float(rank.index)), algorithm="ring")
+
+    ranks = td.run_ranks(ring, td.Mesh(cluster, (4,), slots=(0, 2, 1, 3)))
+    plain = td.run_ranks(ring, td.Mesh(cluster, (4,)))
+    np.testing.assert_array_equal(ranks.results, plain.results)
+    assert ranks.traffic == plain.traffic
+    assert ranks.traffic.between_hosts > plain.traffic.between_hosts > 0
+    assert "between 2 hosts" in repr(ranks)
+
+
+@pytest.mark.cluster
+def test_a_mesh_its_arrays_and_rank_functions_have_its_names(cluster):
+    mesh = td.Mesh(cluster, (2, 2), names=("dp", "tp"))
+    assert (repr(mesh), repr(td.Mesh(cluster, (2, 2)))) == ("Mesh((dp=2, tp=2))", "Mesh((2, 2))")
+    assert td.Mesh(cluster, 4, names="tp").names == ("tp",)
+    assert td.Mesh(cluster, (2, 2)) != mesh == td.Mesh(cluster, (2, 2), ["dp", "tp"])
+    a = td.distribute(np.ones((4, 4)), mesh, GRID)
+    c = a @ a
+    assert repr(c) == "ShardedArray(4x4 float64, mesh (dp=2, tp=2), Shard(0), Shard(1))"
+    assert "<td>(dp=1, tp=0)</td>" in c._repr_html_()
+    assert c.mesh == a.T.mesh == a.redistribute((Shard(1), Replicate())).mesh == mesh
+
+    def members(rank):
+        return rank.group("tp").members, rank.group("dp").members, rank.group(("dp", "tp")).size
+
+    rows, columns = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+    found = td.run_ranks(members, mesh).results
+    assert found == [(rows[i], columns[j], 4) for i in range(2) for j in range(2)]
+    with pytest.raises(ConfigError, match=r"axes 0\.\.1, 'dp', 'tp'; got 'pp'"):
+        td.run_ranks(lambda rank: rank.group("pp"), mesh)
+
+
+@pytest.mark.cluster
+def test_meshes_that_do_not_exist(cluster):
+    for shape, message in (
+        ((3, 3), r"9 ranks, the cluster has 4 slots.*start_cluster\(workers=9\)"),
+        *((shape, "whole numbers of 1 or more") for shape in ((0,), (), (2.0,), (True, 2))),
+    ):
+        with pytest.raises(PlacementError, match=message):
+            td.Mesh(cluster, shape)
+    for names in (("tp", "tp"), ("tp",), "dp", ("dp", "tp", "pp"), ("dp", ""), ("dp", 1)):
+        with pytest.raises(PlacementError, match="takes 2 different names of its axes, or none"):
+            td.Mesh(cluster, (2, 2), names=names)
+    assert td.Mesh(cluster, 3).shape == (3,)
+    with pytest.raises(TypeError, match="a mesh is made of a cluster's slots, got NoneType"):
+        td.Mesh(None, (2,))
+    text = td.load_text("tales")
+    model = td.GPT(text.vocabulary, hidden=8, layers=1, heads=1, sequence=8)
+    other = td.Mesh(cluster, (2, 1, 1), names=("pp", "dp", "tp"))
+    with pytest.raises(ConfigError, match=r"\(dp, tp, pp\) in this order, got one of pp, dp, tp"):
+        td.train(model, text, other, steps=1, batch=2)
