@@ -16,8 +16,8 @@ GRID = (Shard(0), Shard(1))
 
 def drawn(cluster, m, k, n, dtype, scale=1.0):
     rng, mesh = np.random.default_rng(0), td.Mesh(cluster, (2, 2))
-    placed = ((m, k), rng.standard_normal((m, k))), ((k, n), rng.standard_normal((k, n)) * scale)
-    return [td.distribute(x.astype(as_dtype(dtype)), mesh, GRID) for _, x in placed]
+    both = rng.standard_normal((m, k)), rng.standard_normal((k, n)) * scale
+    return [td.distribute(x.astype(as_dtype(dtype)), mesh, GRID) for x in both]
 
 
 def off_by(slot, key, size, dask_worker):
@@ -59,10 +59,10 @@ def test_batches_nan_and_partial_sums(cluster):
     bad = np.full((3, 6, 5), 8, "f4")
     bad[1, 2, 3] = np.nan
     assert td.check_product(A, B, td.distribute(bad, mesh, Shard(0))).row == (1, 2)
-    summed = td.matmul(td.distribute(np.ones((4, 8), "f4"), mesh, Shard(1)),
-                       td.distribute(np.ones((8, 4), "f4"), mesh, Shard(0)))  # fmt: skip
-    assert summed.placements == (Partial(),)
     ones = np.ones((4, 8), "f4"), np.ones((8, 4), "f4")
+    placed = zip(ones, (Shard(1), Shard(0)), strict=True)
+    summed = td.matmul(*(td.distribute(x, mesh, placement) for x, placement in placed))
+    assert summed.placements == (Partial(),)
     assert td.check_product(*(td.distribute(x, mesh, Replicate()) for x in ones), summed)
     with pytest.raises(PlacementError, match="not partial sums"):
         td.check_product(summed, B, summed)

@@ -26,15 +26,15 @@ def test_a_kernel_goes_where_its_arrays_are_whether_or_not_the_client_can_run_it
 
 def test_types_must_be_equal_and_what_the_kernel_takes():
     check_types(SINGLE, SINGLE, "smem_tiled")
-    with pytest.raises(PlacementError, match="A is float32 and B is float64, must be equal"):
-        check_types(SINGLE, DOUBLE, "blas")
-    words = r"x is float64 .* 'smem_tiled' takes float32; store with astype"
-    with pytest.raises(PlacementError, match=words):
-        check_types(DOUBLE, DOUBLE, "smem_tiled", ("x", "y"), "store")
-    with pytest.raises(PlacementError, match="B is int32, the kernel"):
-        check_types(INTEGER, INTEGER, "blas")
-    with pytest.raises(KernelError, match="no kernel 'fast'"):
-        check_types(SINGLE, SINGLE, "fast")
+    for words, error, given in (
+        ("A is float32 and B is float64, must be equal", PlacementError, (SINGLE, DOUBLE, "blas")),
+        (r"x is float64 .* 'smem_tiled' takes float32; store with astype", PlacementError,
+         (DOUBLE, DOUBLE, "smem_tiled", ("x", "y"), "store")),
+        ("B is int32, the kernel", PlacementError, (INTEGER, INTEGER, "blas")),
+        ("no kernel 'fast'", KernelError, (SINGLE, SINGLE, "fast")),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            check_types(*given)
 
 
 @pytest.mark.cluster

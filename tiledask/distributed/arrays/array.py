@@ -80,7 +80,7 @@ class ShardedArray(Tiled):
         """Bytes of the whole array, counted once."""
         return prod(self.shape) * self.dtype.itemsize
 
-    @property
+    @cached_property
     def block_bytes(self) -> tuple[int, ...]:
         """Bytes of each rank's block."""
         shapes = (self.tiling.block_shape(at) for at in self.tiling.coordinates)

@@ -72,10 +72,8 @@ class Mesh:
                 f"slots says a slot of its own for each of the mesh's {ranks} ranks, from 0 to "
                 f"{cluster.slots - 1}; got {at}. Leave it out, and hosts decide"
             )
-        given = {"cluster": cluster, "shape": shape, "names": names}
-        given |= {"slots": tuple(self.slots), "at": tuple(map(int, at))}
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(cluster=cluster, shape=shape, names=names)
+        vars(self).update(slots=tuple(self.slots), at=tuple(map(int, at)))
 
     @property
     def hosts(self) -> tuple[str, ...]:

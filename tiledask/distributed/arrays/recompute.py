@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 from distributed import Future, Reschedule, Worker, get_client, get_worker
 
 from tiledask.distributed.cluster.cluster import Cluster
@@ -23,7 +22,7 @@ from tiledask.distributed.cluster.counters import TO_MAKE_AGAIN
 from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import DEADLINE
 from tiledask.plan.products.regions import Region, slices
-from tiledask.tile.backend import array_namespace
+from tiledask.tile.backend import aligned, array_namespace
 
 __all__ = ["Wanted", "anchors_of", "recovered"]
 
@@ -56,14 +55,10 @@ def recovered(task: str, parts: Iterable[Wanted]) -> dict[Wanted, Any]:
     end = time.monotonic() + _STEP
     while not all(future.done() for future in _asked[task].values()):
         if time.monotonic() > end:
-            raise Reschedule
+            raise Reschedule  # which the worker keeps: not from an error whose frames have futures
         time.sleep(_STEP / 20)
-    found = {part: future.result(DEADLINE) for part, future in _asked.pop(task).items()}
     # what Dask brings is not aligned, and then sums round differently
-    return {
-        part: np.require(x, requirements=["C", "A"]) if isinstance(x, np.ndarray) else x
-        for part, x in found.items()
-    }
+    return {part: aligned(made.result(DEADLINE)) for part, made in _asked.pop(task).items()}
 
 
 async def _dropped(worker: Worker, task: str) -> None:

@@ -52,9 +52,10 @@ def redistribute(
         lending(cluster) as lender,
         counting(cluster, timeout, [lender.lends([array.blocks])], [lender.ends]) as counted,
     ):
-        lent = {"partial": Lent([counted.first[slot][0][0] for slot in at], lambda: array.anchors)}
-        own, what = {"partial": array.blocks}, f"{name} of {array!r}"
-        blocks = run_stages(lender, at, stages, lent, own, what, lambda: seconds_of(timeout))
+        tickets = [counted.first[slot][0][0] for slot in at]
+        lent = {"partial": Lent(array.blocks, tickets, lambda: array.anchors)}
+        what, left = f"{name} of {array!r}", lambda: seconds_of(timeout)
+        blocks = run_stages(lender, at, stages, lent, what, left)
     return ShardedArray(
         array.mesh,
         target,

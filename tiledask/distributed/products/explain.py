@@ -19,8 +19,9 @@ from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, cost
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.product import algorithms, grids
+from tiledask.plan.products.product import algorithms
 from tiledask.plan.products.product_plan import PANEL, RUNTIME, ProductPlan
+from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import accumulator
@@ -50,6 +51,7 @@ class Choice:
     received: int = 0
     """Bytes that reach the rank that receives most."""
     messages: int = 0
+    traffic: Traffic | None = None
     ledger: Ledger | None = None
     """What every rank holds, operands and result included."""
     fits: bool = False
@@ -109,7 +111,8 @@ class Explanation(Printable):
         """The same in bytes and seconds, for programs."""
         names = "algorithm", "options", "why_not", "received", "total", "messages", "peak", "fits"
         rows = [
-            {name: getattr(c, name) for name in names} | {"seconds": c.seconds if c.busy else None}
+            {name: getattr(c, name) for name in names}
+            | {"seconds": c.seconds if c.busy else None}
             for c in self.choices
         ]
         words = {name: getattr(self, name) for name in ("chosen", "why", "advice", "moved")}
@@ -145,11 +148,6 @@ class ProductQuestion:
     panel: int | None = None
     """The extent of its panels, if it was asked for."""
 
-    @property
-    def itemsizes(self) -> tuple[int, int]:
-        """Bytes of an element and of a partial sum."""
-        return self.dtype.itemsize, accumulator(self.dtype).itemsize
-
     def weigh(self, allowed: int) -> Explanation:
         """Every algorithm, and the one to take, where a rank may hold ``allowed`` bytes."""
         names = [self.algorithm] if self.algorithm else algorithms
@@ -163,30 +161,24 @@ class ProductQuestion:
         fits = max(choice.peak for choice in found.choices) <= allowed
         return found if found.chosen and fits else self.weigh(allowed)
 
-    def _within(self, name: str, allowed: int) -> tuple[ProductPlan, Ledger]:
-        """The plan of ``name``, with panels as wide as fit unless their width was asked for."""
-        takes = "panel" in algorithms[name].options
-
-        def planned(panel: int | None) -> tuple[ProductPlan, Ledger]:
-            given = {"panel": panel} if takes or self.algorithm else {}
-            plan = algorithms[name](self.a, self.b, **given)
-            return plan, ledger_of(plan, self.dtype, self.kernel, self.tile, self.transport)
-
-        (plan, ledger), width = planned(self.panel), PANEL
-        while takes and self.panel is None and ledger.peak > allowed and width > 1:
-            # if panels had no width
-            least = Ledger.of(row for row in ledger.rows if row.tensor != PANELS).peak
-            width = width // 2 if least <= allowed else 1
-            plan, ledger = planned(width)
-        return plan, ledger
-
     def _choice(self, name: str, allowed: int) -> Choice:
+        """The algorithm with panels as wide as fit, unless their width was asked for."""
+        algorithm, width, panel = algorithms[name], PANEL, self.panel
+        takes = "panel" in algorithm.options
         try:
-            plan, ledger = self._within(name, allowed)
+            while True:
+                plan = algorithm(self.a, self.b, panel=panel if takes or self.algorithm else None)
+                ledger = ledger_of(plan, self.dtype, self.kernel, self.tile, self.transport)
+                if not takes or self.panel or ledger.peak <= allowed or width == 1:
+                    break
+                # if panels had no width
+                least = Ledger.of(row for row in ledger.rows if row.tensor != PANELS).peak
+                panel = width = width // 2 if least <= allowed else 1
         except PlacementError as error:
             return Choice(name, why_not=str(error))
-        traffic = plan.traffic(*self.itemsizes)
-        seconds, busy = cost(plan, *self.itemsizes, self.rates) if self.rates else (inf, ())
+        sizes = self.dtype.itemsize, accumulator(self.dtype).itemsize
+        traffic = plan.traffic(*sizes)
+        seconds, busy = cost(plan, *sizes, self.rates) if self.rates else (inf, ())
         return Choice(
             name,
             plan.options,
@@ -194,6 +186,7 @@ class ProductQuestion:
             total=traffic.total,
             received=max(traffic.received),
             messages=traffic.count,
+            traffic=traffic,
             ledger=ledger,
             fits=ledger.peak <= allowed,
             same_mesh=plan.result.mesh == self.a.mesh,
@@ -204,7 +197,7 @@ class ProductQuestion:
     def _advice(self, seconds: float) -> str:
         """Whether distributing pays, where the fastest takes so many ``seconds``."""
         rates = self.rates
-        if rates is None or self.a.ranks == 1 or seconds == inf:
+        if rates is None or self.a.ranks == 1 or seconds == float("inf"):
             return ""
         m, n, k = prod(self.a.shape[:-1]), prod(self.b.shape[1:]), self.a.shape[-1]
         touched = (m * k + k * n + m * n) * self.dtype.itemsize
@@ -233,14 +226,13 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     # of equally fast ones, what leaves C cut as A is, and then what needs least memory
     moved = {c: c.plan and c.plan.result.placements != c.plan.a.placements for c in alike}
     best = min(alike, key=lambda c: (moved[c], c.peak))
-    if not best.busy:
+    if best.cost is None:
         return best.algorithm, (
             f"{best.algorithm}: needs least memory, {format_bytes(best.peak)}, of those that leave "
             f"C as A lies; without rates there are no times."
         )
     others = [c for c in fitting if c is not best]
-    second = min(others, key=lambda c: c.seconds, default=None)
-    behind = "no other fits"
+    second, behind = min(others, key=lambda c: c.seconds, default=None), "no other fits"
     if second:
         behind = f"{second.algorithm} would take {format_seconds(second.seconds)}"
     return best.algorithm, (
@@ -265,9 +257,19 @@ def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Except
         others = (replace(question, algorithm=n, panel=None) for n in algorithms if n != only)
         fitting = (other.algorithm for other in others if other.weigh(room.bytes).chosen)
         ways += [f"algorithm={name!r}" for name in fitting][:1]
-    if mesh := _mesh(room.bytes, question):
-        by, this = ("x".join(map(str, shape)) for shape in (mesh, a.mesh))
-        ways.append(f"a mesh of {by} ranks (this is {this})")
+    whole = (
+        sum(map(prod, (a.shape, b.shape, (*a.shape[:-1], *b.shape[1:])))) * question.dtype.itemsize
+    )
+    for factor in (2, 4, 8, 16, 32):
+        mesh, ranks, allowed = (factor * a.mesh[0], *a.mesh[1:]), factor * a.ranks, room.bytes
+        if a.mesh != b.mesh or ranks > max(RANKS, 2 * a.ranks):
+            break
+        A, B = (Tiling(t.shape, mesh, t.placements) for t in (a, b))
+        wider = replace(question, a=A, b=B, rates=None)
+        if RUNTIME + whole // ranks <= allowed and wider.weigh(allowed).chosen:
+            by, this = ("x".join(map(str, shape)) for shape in (mesh, a.mesh))
+            ways.append(f"a mesh of {by} ranks (this is {this})")
+            break
     if more := room.raised(least.peak):
         ways.append(more)
     return DoesNotFitError(
@@ -276,17 +278,3 @@ def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Except
         f"{format_bytes(least.peak)} on a rank, allowed are {room}. What would fit: "
         f"{'; or '.join(ways) or 'operands in files, td.open_array'}"
     )
-
-
-def _mesh(allowed: int, question: ProductQuestion) -> tuple[int, ...] | None:
-    """A mesh of 2, 4, 8, ... times as many ranks on which the product fits; None if none does."""
-    a, b, ranks = question.a, question.b, question.a.ranks
-    whole = prod(a.shape) + prod(b.shape) + prod((*a.shape[:-1], *b.shape[1:]))
-    while a.mesh == b.mesh and (ranks := 2 * ranks) <= max(RANKS, 2 * a.ranks):
-        if RUNTIME + whole * question.itemsizes[0] // ranks > allowed:
-            continue
-        for mesh in sorted(grids(ranks, len(a.mesh)), key=max):
-            A, B = (Tiling(t.shape, mesh, t.placements) for t in (a, b))
-            if replace(question, a=A, b=B, rates=None).weigh(allowed).chosen:
-                return mesh
-    return None

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
@@ -39,9 +39,8 @@ from tiledask.distributed.products.worker import (
 from tiledask.distributed.transport.blocks import lending, said_of, transport_of
 from tiledask.errors import PlacementError
 from tiledask.plan.products.product import algorithms, moves_nothing
-from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.whole import whole_number
-from tiledask.tile import TileCount, accumulator, as_dtype
+from tiledask.tile import TileCount
 from tiledask.tile.levels import as_tile
 from tiledask.tile.table import meant
 
@@ -192,47 +191,37 @@ def _of_other_arrays(a: Any, b: Any) -> Callable[..., Any] | None:
 # -- running a plan ------------------------------------------------------------------------------
 
 
-class _Ready(NamedTuple):
-    """What follows of a product from its plan: equal products need it once."""
-
-    predicted: Traffic
-    resident: dict[str, tuple[int, ...]]
-    """By operand, bytes of each rank's block."""
-    about: dict[str, Any]
-    """For the dashboard's page."""
-    stages: list[tuple[str, list[RankWork]]]
-    """Names of tasks and each rank's work: one; where k is shared out a second, that sums."""
-
-
 @lru_cache(CACHE)
-def _ready(choice: Choice, dtype: str, backend: str) -> _Ready:
-    plan, ledger, one = choice.plan, choice.ledger, as_dtype(dtype)
+def _stages(choice: Choice, dtype: str, backend: str) -> list[tuple[str, list[RankWork]]]:
+    """Names of tasks and each rank's work: one; where k is shared out a second, that sums."""
+    plan = choice.plan
     assert plan is not None  # what cannot run is never chosen
-    assert ledger is not None
-    predicted = plan.traffic(one.itemsize, accumulator(one).itemsize)
-    ranks = range(plan.ranks)
     kinds = [(f"multiply_{choice.algorithm}", multiplies), ("reduce_scatter", sums)]
-    stages = [
-        (name, [make(plan, rank, dtype, backend) for rank in ranks])
-        for name, make in kinds[: 2 if plan.sums else 1]
+    return [
+        (name, [make(plan, rank, dtype, backend) for rank in range(plan.ranks)])
+        for name, make in kinds[: 1 + plan.sums]
     ]
+
+
+def _page(choice: Choice) -> dict[str, Any]:
+    """What the dashboard's page shows of a product that begins."""
+    plan, ledger, traffic = choice.plan, choice.ledger, choice.traffic
+    assert plan is not None
+    assert ledger is not None
+    assert traffic is not None
     a, b = ("x".join(f"{n:,}" for n in tiling.shape) for tiling in (plan.a, plan.b))
-    about = {
+    return {
         "kind": "product",
-        "lanes": [f"worker {rank}" for rank in ranks],
+        "lanes": [f"worker {rank}" for rank in range(plan.ranks)],
         "facts": {"product": f"{a} @ {b}", "algorithm": f"{choice.algorithm} {choice.options}"},
         "predicted": {
             "panels": [len(mine) for mine in plan.panels],
-            "received": list(predicted.received),
+            "received": list(traffic.received),
             "memory": list(ledger.per_place.values()),
             "seconds": choice.seconds if choice.busy else None,
             "busy": list(choice.busy) or None,
         },
     }
-    resident = {
-        name: tuple(row.bytes for row in ledger.rows if row.tensor == name) for name in "AB"
-    }
-    return _Ready(predicted, resident, about, stages)
 
 
 def _multiply(
@@ -266,29 +255,30 @@ def _multiply(
         if not found.chosen:
             raise refusal(found, room, question)
         choice = found[found.chosen]
-        ready = _ready(choice, a.dtype.name, cluster.backend)
+        what, page = f"{choice.algorithm} product {a.shape} @ {b.shape}", _page(choice)
+        sizes = zip(slots, a.block_bytes, b.block_bytes, strict=True)
         before = [
-            (rank, {"resident": sum(mine), "held": counted.held[slot]})
-            for rank, (slot, *mine) in enumerate(zip(slots, *ready.resident.values(), strict=True))
+            (rank, {"resident": of_a + of_b, "held": counted.held[slot]})
+            for rank, (slot, of_a, of_b) in enumerate(sizes)
         ]
-        what, panels = f"{choice.algorithm} product {a.shape} @ {b.shape}", ready.about["predicted"]
         with (
-            announced(cluster, lender.name, **ready.about, counted=before) as on_page,
-            watching(progress, lender.name, panels["panels"], what, cluster),
+            announced(cluster, lender.name, **page, counted=before) as on_page,
+            watching(progress, lender.name, page["predicted"]["panels"], what, cluster),
         ):
             lent = {
-                "A": Lent([tickets[slot][0] for slot in slots], lambda: a.anchors),
-                "B": Lent([tickets[slot][1] for slot in slots], lambda: b.anchors),
+                "A": Lent(a.blocks, [tickets[slot][0] for slot in slots], lambda: a.anchors),
+                "B": Lent(b.blocks, [tickets[slot][1] for slot in slots], lambda: b.anchors),
             }
-            own, how = {"A": a.blocks, "B": b.blocks}, (question.kernel, question.tile, on_page)
-            blocks = run_stages(lender, slots, ready.stages, lent, own, what, left, how)
-    return _counted(a, choice, ready, blocks, counted, lender.name if on_page else "")
+            how = question.kernel, question.tile, on_page
+            stages = _stages(choice, a.dtype.name, cluster.backend)
+            blocks = run_stages(lender, slots, stages, lent, what, left, how)
+    return _counted(a, b, choice, blocks, counted, lender.name if on_page else "")
 
 
 def _counted(
     a: ShardedArray,
+    b: ShardedArray,
     choice: Choice,
-    ready: _Ready,
     blocks: Sequence[Any],
     counted: Counted,
     on_page: str,
@@ -296,12 +286,12 @@ def _counted(
     """C, with what was predicted and what the workers counted."""
     mesh, cluster, slots, plan = a.mesh, a.mesh.cluster, a.mesh.at, choice.plan
     assert plan is not None
-    facts = [found for (found,) in counted.last]
+    assert choice.traffic is not None
     if plan.result.mesh != mesh.shape:
         mesh = Mesh(cluster, plan.result.mesh, slots=slots)
     measured = counted.moved(cluster.slots, reads_of(counted))
-    traffic = Both(ready.predicted.on(cluster.hosts, slots), measured)
-    memory = Both(choice.ledger, counted.ledger(ready.resident, slots))
+    traffic = Both(choice.traffic.on(cluster.hosts, slots), measured)
+    memory = Both(choice.ledger, counted.ledger({"A": a.block_bytes, "B": b.block_bytes}, slots))
     if on_page:
         received = traffic.measured and traffic.measured.received
         peaks = memory.measured and list(memory.measured.per_place.values())
@@ -319,7 +309,7 @@ def _counted(
         traffic=traffic,
         memory=memory,
         seconds=counted.seconds,
-        tiles=TileCount.of(tiles for found in facts for tiles in found.tiles),
+        tiles=TileCount.of(tiles for (found,) in counted.last for tiles in found.tiles),
     )
 
 

@@ -5,7 +5,7 @@ sum        C = sum of the ranks' partial sums          where k is shared out, in
 move       C = the pieces of another tiling            what `redistribute` does
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pickle import dumps, loads
 from time import time
@@ -114,12 +114,12 @@ def moves(
 
 
 class Lent(NamedTuple):
-    """An array that ranks read of."""
+    """An array that ranks read of, by rank."""
 
+    blocks: Sequence[Future[Any]]
     tickets: Sequence[Ticket]
-    """By rank, of its block."""
     anchors: Callable[[], Sequence[Future[Any]]]
-    """By rank, what keeps Dask able to make its block again (arrays/recompute.py)."""
+    """What keeps Dask able to make its blocks again (arrays/recompute.py)."""
 
 
 class _Call(NamedTuple):
@@ -127,6 +127,8 @@ class _Call(NamedTuple):
 
     exchange: str
     transport: str
+    own: tuple[str, ...]
+    """The arrays of which it is given its own block."""
     tickets: dict[tuple[str, int], Ticket]
     """By (array, rank), of the blocks that it reads."""
     kernel: str
@@ -140,36 +142,34 @@ def run_stages(
     slots: Sequence[int],
     stages: Sequence[tuple[str, Sequence[RankWork]]],
     lent: dict[str, Lent],
-    own: Mapping[str, Sequence[Future[Any]]],
     what: str,
     left: Callable[[], float],
     how: tuple[str, Any, bool] = ("blas", None, False),
 ) -> list[Future[Any]]:
     """By rank, the blocks that the last of the ``stages``, (name of its tasks, work by rank), made.
 
-    ``own`` are the blocks of "A", "B" and "partial" where they lie. What one stage leaves are the
-    partial sums of the next. ``how``: the kernel, its tile, and whether the page shows it.
+    ``lent`` are "A", "B" and "partial": what one stage leaves are the partial sums of the next.
+    ``how``: the kernel, its tile, and whether the page shows it.
     """
-    cluster, none = lender.cluster, [None] * len(slots)
-    blocks: Sequence[Any] = own.get("partial", none)
-    for number, (name, works) in enumerate(stages):
-        if number:
-            tickets = lender.lend([blocks], left())
-            of_last = [tickets[slot][0] for slot in slots]
-            lent["partial"] = Lent(of_last, partial(anchors_of, cluster, blocks))
+    cluster, blocks = lender.cluster, list[Future[Any]]()
+    for name, works in stages:
+        if blocks:
+            tickets = [by_slot[0] for by_slot in lender.lend([blocks], left())]
+            of_last = [tickets[slot] for slot in slots]
+            lent["partial"] = Lent(blocks, of_last, partial(anchors_of, cluster, blocks))
         anchors, args = dict[str, Sequence[Future[Any]]](), dict[int, Sequence[Any]]()
         for rank, (slot, work) in enumerate(zip(slots, works, strict=True)):
             reads = sorted({(array, piece.source) for array, piece in work.reads()})
             for array, _ in reads:
                 anchors[array] = anchors.get(array) or lent[array].anchors()
             held = {(array, source): lent[array].tickets[source] for array, source in reads}
-            given = dumps((work, _Call(lender.name, lender.transport, held, *how)))
-            mine = own.get("A", none)[rank], own.get("B", none)[rank], blocks[rank]
-            args[slot] = given, *mine, *(anchors[array][source] for array, source in reads)
+            call = _Call(lender.name, lender.transport, tuple(lent), held, *how)
+            own = [array.blocks[rank] for array in lent.values()]
+            args[slot] = dumps((work, call)), *own, *(anchors[a][source] for a, source in reads)
         blocks = cluster.submit_all(_run_rank, args, name=name)
         cluster.wait(blocks, what, left(), cancel=True)
     lender.close()
-    return [*blocks]
+    return blocks
 
 
 def reads_of(counted: Counted) -> list[tuple[int, int, int]]:
@@ -178,13 +178,14 @@ def reads_of(counted: Counted) -> list[tuple[int, int, int]]:
     return [(source, slot, n) for slot, found in enumerate(facts) for source, n in found.reads]
 
 
-def _run_rank(given: bytes, own_a: Any, own_b: Any, own_partial: Any, *_anchors: Any) -> Any:
+def _run_rank(given: bytes, *own: Any) -> Any:
     """The block of C, or a partial sum of it, that a rank makes.
 
-    ``given`` is a RankWork and a _Call, pickled: the scheduler need not look into them.
+    ``given`` is a RankWork and a _Call, pickled: the scheduler need not look into them. Its own
+    blocks come first, and then what only says what this task depends on.
     """
     work, call = loads(given)
-    rank = _Rank(work, call, {"A": own_a, "B": own_b, "partial": own_partial})
+    rank = _Rank(work, call, dict(zip(call.own, own, strict=False)))
     try:
         return rank.result()
     except LoanLostError:
@@ -208,9 +209,8 @@ class _Rank:
     def result(self) -> Any:
         """C, once the partial sums and the panels were gone through."""
         work = self.work
-        adds = self._sum()
-        loaded = self._multiply(adds)
-        if not adds and not work.panels:
+        loaded = self._multiply(self._sum())
+        if not work.addends and not work.panels:
             self.c[...] = 0
         if work.panels or "partial" not in work.tilings:
             self.reader.facts.tiles.append(TileCount.of(loaded))
