@@ -227,12 +227,9 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     moved = {c: c.plan and c.plan.result.placements != c.plan.a.placements for c in alike}
     best = min(alike, key=lambda c: (moved[c], c.peak))
     if best.cost is None:
-        return best.algorithm, (
-            f"{best.algorithm}: needs least memory, {format_bytes(best.peak)}, of those that leave "
-            f"C as A lies; without rates there are no times."
-        )
-    others = [c for c in fitting if c is not best]
-    second, behind = min(others, key=lambda c: c.seconds, default=None), "no other fits"
+        return best.algorithm, ""  # without rates there are no times to compare
+    second = min((c for c in fitting if c is not best), key=lambda c: c.seconds, default=None)
+    behind = "no other fits"
     if second:
         behind = f"{second.algorithm} would take {format_seconds(second.seconds)}"
     return best.algorithm, (
@@ -257,16 +254,15 @@ def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Except
         others = (replace(question, algorithm=n, panel=None) for n in algorithms if n != only)
         fitting = (other.algorithm for other in others if other.weigh(room.bytes).chosen)
         ways += [f"algorithm={name!r}" for name in fitting][:1]
-    whole = (
-        sum(map(prod, (a.shape, b.shape, (*a.shape[:-1], *b.shape[1:])))) * question.dtype.itemsize
-    )
+    elements = sum(map(prod, (a.shape, b.shape, (*a.shape[:-1], *b.shape[1:]))))
     for factor in (2, 4, 8, 16, 32):
         mesh, ranks, allowed = (factor * a.mesh[0], *a.mesh[1:]), factor * a.ranks, room.bytes
         if a.mesh != b.mesh or ranks > max(RANKS, 2 * a.ranks):
             break
         A, B = (Tiling(t.shape, mesh, t.placements) for t in (a, b))
         wider = replace(question, a=A, b=B, rates=None)
-        if RUNTIME + whole // ranks <= allowed and wider.weigh(allowed).chosen:
+        least_held = RUNTIME + elements * question.dtype.itemsize // ranks
+        if least_held <= allowed and wider.weigh(allowed).chosen:
             by, this = ("x".join(map(str, shape)) for shape in (mesh, a.mesh))
             ways.append(f"a mesh of {by} ranks (this is {this})")
             break

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice, pairwise
 from math import prod
-from time import time
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,15 +35,12 @@ T = TypeVar("T")
 
 @contextmanager
 def prefetched(
-    panels: Iterable[P],
-    fetch: Callable[[P, Any], T],
-    buffers: Sequence[Any],
-    waited: Callable[[float, float], None] = lambda begun, end: None,
+    panels: Iterable[P], fetch: Callable[[P, Any], T], buffers: Sequence[Any]
 ) -> Iterator[Iterator[T]]:
     """What ``fetch(panel, buffer)`` gives for each panel, in order; the first are fetched at once.
 
     As many panels as there are buffers are fetched ahead; the buffer of one is used again when
-    the caller asks for the next. ``waited`` is given from when to when the caller waited for one.
+    the caller asks for the next.
 
     >>> with prefetched([3, 4, 5], lambda panel, buffer: buffer + str(panel), "xy") as coming:
     ...     list(coming)
@@ -59,9 +55,7 @@ def prefetched(
 
         def each() -> Iterator[T]:
             while fetching:
-                (future, buffer), begun = fetching.popleft(), time()
-                future.result()
-                waited(begun, time())
+                future, buffer = fetching.popleft()
                 yield future.result()
                 del future  # on a GPU it holds memory that the next panel takes
                 for following in islice(ahead, 1):

@@ -235,15 +235,14 @@ class _Rank:
         sizes = [sum(map(self._bytes, panel.fetched(work.rank))) for panel in work.panels]
         fetching = [panel for panel, size in zip(work.panels, sizes, strict=True) if size]
         buffers = [self._buffer(max(sizes)) for _ in fetching[:AHEAD]]
-
-        def waited(begun: float, end: float) -> None:
-            self.spans.append(Span("wait", begun, end))
-
-        with prefetched(fetching, self._fetch, buffers, waited) as coming:
+        with prefetched(fetching, self._fetch, buffers) as coming:
             for panel, size in zip(work.panels, sizes, strict=True):
+                asked = time()
                 a, b = next(coming) if size else self._fetch(panel, None)
                 self.reader.check()
                 begun = time()
+                if size:
+                    self.spans.append(Span("wait", asked, begun))
                 loaded += multiply_pieces(
                     a, b, self.c, work.region, work.strips, call.kernel, call.tile, adds
                 )
