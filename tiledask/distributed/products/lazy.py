@@ -10,7 +10,6 @@ dask.array's own product makes every x_ik @ y_kj an array and adds those up.
 """
 
 import warnings
-from collections.abc import Sequence
 from itertools import product
 from math import ceil, prod
 from typing import Any
@@ -43,14 +42,17 @@ SMALL, LIGHT = 10**8, 2**24
 """FLOP, and bytes of operands, below which a task is not cut: to run it costs as much as so few."""
 FINEST = 2**16
 """Parts of a dimension, and tasks, at most."""
-ALIKE = 1.1
-"""How much more than needed may move, where tasks then hold less."""
+LONG = 8
+"""How much longer than the others a side is that costs next to nothing to cut."""
+EVEN = 4
+"""Tasks for each thread, from which on it matters little if some threads have one less."""
 MANY = 32
 """Parts of a dimension that need not be even: threads have several each."""
 FAN = 4
 """Panels that one task adds up."""
 
 Chunks = tuple[tuple[int, ...], ...]
+"""Along x's rows, the summed dimension and y's columns."""
 
 
 def multiply(
@@ -153,54 +155,66 @@ def _add(parts: list[Any], final: str) -> Any:
 
 
 def _plan(x: da.Array, y: da.Array, threads: int, limit: int, how: tuple[str, Any]) -> Chunks:
-    """Chunks of x's rows, the summed dimension and y's columns: tasks for every thread, that fit.
-
-    Whichever side of a task is the longest is cut, so the least moves [1]_. When there are enough
-    tasks, they are cut on as long as hardly more moves and they are worth it: so less is held.
-
-    .. [1] Demmel et al., "Communication-optimal parallel recursive rectangular matrix
-       multiplication", IPDPS 2013.
-    """
+    """Chunks of x's rows, the summed dimension and y's columns: those that there are, where these
+    fit and no more moves than if they were cut into others."""
     if (largest := max(prod(z.chunksize) * z.dtype.itemsize for z in (x, y))) > limit:
         raise DoesNotFitError(
             f"the largest block of x and y has {format_bytes(largest)}, a task may hold "
             f"{format_bytes(limit)}; rechunk to smaller blocks, or give memory_limit= a larger "
             f"number"
         )
-    m, (k, n) = prod(x.shape[:-1]), y.shape
-    most = max(ceil(2 * m * n * k / SMALL), (x.nbytes + y.nbytes) // LIGHT)
-    parts, wanted, wide = [1, 1, 1], min(threads, most), accumulator(x.dtype).itemsize
-    fitting, least = Chunks(), 0
+    most = max(ceil(2 * x.size * y.shape[1] / SMALL), (x.nbytes + y.nbytes) // LIGHT)
+    cut = _cut(x, y, min(threads, most), most, limit, how)
+    own = tuple(tuple(filter(None, chunks)) for chunks in (*x.chunks, y.chunks[1]))
+    several = EVEN * threads <= prod(map(len, own)) <= most and x.chunks[-1] == y.chunks[0]
+    if several and _held(own, x.dtype, how) <= limit and _moved(own, x, y) <= _moved(cut, x, y):
+        return own
+    return cut
+
+
+def _cut(
+    x: da.Array, y: da.Array, tasks: int, most: int, limit: int, how: tuple[str, Any]
+) -> Chunks:
+    """As many ``tasks``, or more, that fit: whichever side of a task is the longest is cut, so the
+    least moves [1]_; one that is longer by far into ``most`` tasks: so less is held.
+
+    .. [1] Demmel et al., "Communication-optimal parallel recursive rectangular matrix
+       multiplication", IPDPS 2013.
+    """
+    m, (k, n), parts = prod(x.shape[:-1]), y.shape, [1, 1, 1]
     while True:
-        chunks, left = list[tuple[int, ...]](), parts[0]
+        chunks, left = Chunks(), parts[0]
         for extent, had in zip(x.shape[:-1], x.chunks, strict=False):  # the first ones first
-            chunks.append(_even(extent, left, had))
+            chunks += (_even(extent, left, had),)
             left = ceil(left / len(chunks[-1]))
-        chunks.append(_even(k, parts[1], x.chunks[-1] if x.nbytes > y.nbytes else y.chunks[0]))
-        chunks.append(_even(n, parts[2], y.chunks[1]))
-        held = _held(chunks, x.dtype, how)
-        moved = parts[2] * x.nbytes + parts[0] * y.nbytes + 2 * (parts[1] - 1) * m * n * wide
-        if wanted == 1 and held <= limit:
-            least = least or moved
-            if moved <= ALIKE * least:
-                fitting = tuple(chunks)
-            if moved > ALIKE * least or prod(map(len, chunks)) >= most or held <= 3 * largest:
-                return fitting
+        panels = _even(k, parts[1], x.chunks[-1] if x.nbytes > y.nbytes else y.chunks[0])
+        chunks += panels, _even(n, parts[2], y.chunks[1])
+        held, count = _held(chunks, x.dtype, how), prod(map(len, chunks))
         sides = m / parts[0], k / parts[1] / 2, n / parts[2]  # partial sums are written and read
-        last = max(sides) <= 0.5 or prod(parts) > FINEST
-        if last and fitting:
-            return fitting
+        _, second, longest = sorted(sides)
+        last = longest <= 0.5 or count > FINEST
+        if tasks == 1 and held <= limit and (last or count >= most or longest < LONG * second):
+            return chunks
         if last:
             raise DoesNotFitError(
                 f"the smallest task of this product would hold {format_bytes(held)}, a task may "
                 f"hold {format_bytes(limit)}; give memory_limit= a larger number"
             )
-        factor = divisors(wanted)[1] if wanted > 1 else 2
-        parts[sides.index(max(sides))] *= factor
-        wanted = max(1, wanted // factor)
+        factor = divisors(tasks)[1] if tasks > 1 else 2
+        parts[sides.index(longest)] *= factor
+        tasks = max(1, tasks // factor)
 
 
-def _held(chunks: Sequence[tuple[int, ...]], dtype: np.dtype, how: tuple[str, Any]) -> int:
+def _moved(chunks: Chunks, x: da.Array, y: da.Array) -> int:
+    """Bytes that tasks receive, about: operands, to be rechunked too, and partial sums."""
+    *rows, panels, columns = chunks
+    c = prod(x.shape[:-1]) * y.shape[1] * accumulator(x.dtype).itemsize
+    of_x = x.nbytes * (len(columns) + ((*rows, panels) != x.chunks))
+    of_y = y.nbytes * (prod(map(len, rows)) + ((panels, columns) != y.chunks))
+    return int(of_x + of_y + 2 * (len(panels) - 1) * c)
+
+
+def _held(chunks: Chunks, dtype: np.dtype, how: tuple[str, Any]) -> int:
     """Bytes that a task holds: it rechunks a panel, multiplies two, or adds up tiles."""
     *rows, panels, columns = chunks
     itemsize, wide = dtype.itemsize, accumulator(dtype).itemsize
@@ -213,17 +227,15 @@ def _held(chunks: Sequence[tuple[int, ...]], dtype: np.dtype, how: tuple[str, An
 
 
 def _even(extent: int, parts: int, chunks: tuple[int, ...]) -> tuple[int, ...]:
-    """``extent`` in even parts, which end where ``chunks`` do if those are much smaller; and in
-    chunks as they are, if many parts would be a little longer.
+    """``extent`` in even parts; those that are many, or much longer than ``chunks``, end where
+    these do.
 
     >>> _even(10, 3, (10,)), _even(10, 2, (2,) * 5)
     ((3, 3, 4), (4, 6))
     """
-    parts, longest, edges = min(parts, extent), max(chunks), np.cumsum((0, *chunks))
-    if parts >= MANY and longest * parts <= extent < 2 * longest * parts:
-        return tuple(filter(None, chunks))
+    parts, edges = min(parts, extent), np.cumsum((0, *chunks))
     ends = np.arange(parts + 1) * extent // parts
-    if 2 * longest * parts <= extent:
+    if max(chunks) * parts * (1 if parts >= MANY else 2) <= extent:
         ends = edges[np.searchsorted((edges[1:] + edges[:-1]) / 2, ends)]
     return tuple(np.diff(ends).tolist())
 
