@@ -387,13 +387,6 @@ class Cluster:
         found = self.run(os.path.isdir, str(self.spool))
         return frozenset(slot for slot, sees in enumerate(found) if sees)
 
-    def notify_page(self, topic: str, event: dict[str, Any]) -> bool:
-        """Whether the dashboard has tiledask's page, which then gets this event of Dask's."""
-        if self.page:
-            owner: Any = self.given if self.started_here else self.client
-            owner.loop.add_callback(owner.scheduler.log_event, topic=topic, msg=event)
-        return self.page
-
     # -- end --------------------------------------------------------------
 
     def close(self) -> None:

@@ -49,9 +49,13 @@ def ended(cluster: Cluster, run: str, counted: Iterable[tuple[int, dict[str, Any
 
 
 def _notify(cluster: Cluster, run: str, event: dict[str, Any]) -> bool:
-    with suppress(Exception):
-        return cluster.notify_page(RUNS, {"run": run, **event})
-    return False
+    """Whether the dashboard has tiledask's page, which then gets this event of Dask's."""
+    owner: Any = cluster.given if cluster.started_here else cluster.client
+    with suppress(Exception):  # of a cluster that is closed
+        if cluster.page:
+            event = {"run": run, **event}
+            owner.loop.add_callback(owner.scheduler.log_event, topic=RUNS, msg=event)
+    return cluster.page
 
 
 def report(run: str, event: dict[str, Any], topic: str = "") -> None:
