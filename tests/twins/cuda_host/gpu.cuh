@@ -81,16 +81,13 @@ template <class T> inline void shared_write(void* p, T x) {
 
 struct alignas(16) Four { float x[4]; };
 
-template <class T> inline T global_read(const T* p) {
-    host::within_lines(p, sizeof(T));
-    return *p;
-}
 template <class T> inline T global_read_if(bool there, const T* p) {
     T x;
     memset(&x, 0, sizeof(T));
     if (!there) return x;
     host::on_boundary(p, sizeof(T));
-    return global_read(p);
+    host::within_lines(p, sizeof(T));
+    return *p;
 }
 inline void fetch_into_l2_if(bool there, const void* p) {
     if (there) host::within_lines(p, 1);
@@ -123,19 +120,16 @@ namespace host {
 
 struct Fragments { float a[4][2], b[2][2]; };  // [register][element]
 
-// Element e of a register that holds 4 / sizeof(T) of them.
 template <class T> inline float element(unsigned r, int e) {
     return to_float(T{static_cast<unsigned short>(r >> 16 * e)});
 }
-template <> inline float element<float>(unsigned r, int) { return bits_to_float(r); }
 
 }  // namespace host
 
 template <class T>
 inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    const int each = sizeof(T) == 4 ? 1 : 2;  // elements of a register
     host::Fragments mine;
-    for (int e = 0; e < each; ++e) {
+    for (int e = 0; e < 2; ++e) {
         for (int i = 0; i < 4; ++i) mine.a[i][e] = host::element<T>(a[i], e);
         for (int i = 0; i < 2; ++i) mine.b[i][e] = host::element<T>(b[i], e);
     }
@@ -148,7 +142,7 @@ inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
             for (int s = 0; s < 4; ++s) {
                 const float* x = all[row % 8 * 4 + s].a[row / 8 + 2 * high];
                 const float* y = all[col * 4 + s].b[high];
-                for (int e = 0; e < each; ++e) sum += x[e] * y[e];
+                sum += x[0] * y[0] + x[1] * y[1];
             }
         }
         d[q] += sum;
