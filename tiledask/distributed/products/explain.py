@@ -111,8 +111,7 @@ class Explanation(Printable):
         """The same in bytes and seconds, for programs."""
         names = "algorithm", "options", "why_not", "received", "total", "messages", "peak", "fits"
         rows = [
-            {name: getattr(c, name) for name in names}
-            | {"seconds": c.seconds if c.busy else None}
+            {name: getattr(c, name) for name in names} | {"seconds": c.seconds if c.busy else None}
             for c in self.choices
         ]
         words = {name: getattr(self, name) for name in ("chosen", "why", "advice", "moved")}
@@ -226,7 +225,7 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     # of equally fast ones, what leaves C cut as A is, and then what needs least memory
     moved = {c: c.plan and c.plan.result.placements != c.plan.a.placements for c in alike}
     best = min(alike, key=lambda c: (moved[c], c.peak))
-    if best.cost is None:
+    if not best.busy:
         return best.algorithm, ""  # without rates there are no times to compare
     second = min((c for c in fitting if c is not best), key=lambda c: c.seconds, default=None)
     behind = "no other fits"
