@@ -67,7 +67,10 @@ def tiled(
             acc[...] = 0
             for p in range(0, k, tk):
                 a_tile, b_tile = a[i : i + tm, p : p + tk], b[p : p + tk, j : j + tn]
-                np.matmul(_as(a_tile, wide), _as(b_tile, wide), out=product)
+                # no names: each copy goes before the next is made
+                np.matmul(
+                    a_tile.astype(wide, copy=False), b_tile.astype(wide, copy=False), out=product
+                )
                 acc += product
                 tiles += 1
                 a_bytes += a_tile.nbytes
@@ -170,7 +173,3 @@ def _widened(x: np.ndarray, room: NDArray[np.float32]) -> NDArray[np.float32]:
     wide = room[: x.size].reshape(x.shape, order=order)
     wide[...] = x
     return wide
-
-
-def _as(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    return x if x.dtype == dtype else x.astype(dtype)

@@ -100,13 +100,6 @@ def _number(capability: str) -> tuple[int, ...]:
 # -- how each kernel tiles -------------------------------------------------------------------------
 
 
-def _smem(extent: int) -> Config:
-    """One element of C per thread: a warp of 32 has one row of 32, or two of 16."""
-    block, warp = (extent,) * 3, (32 // extent, extent)
-    registers = {16: 64, 32: 32}[extent]
-    return Config("smem_tiled", block, warp, extent * extent, 4, "fp32", registers=registers)
-
-
 _REGISTERS = {
     "sgemm_warptiled": {32: 115, 64: 127},
     "mma_multistage": {32: 112, 64: 156, 128: 255},
@@ -205,7 +198,10 @@ def hopper_tile(
 
 configs: dict[str, tuple[Config, ...]] = {
     "tiled": (Config("tiled", (512,) * 3, (512, 512), threads=1, itemsize=4, peak=""),),
-    "smem_tiled": (_smem(32), _smem(16)),
+    "smem_tiled": (  # one element of C per thread: a warp of 32 has one row of 32, or two of 16
+        Config("smem_tiled", (32, 32, 32), (1, 32), 1024, 4, "fp32", registers=32),
+        Config("smem_tiled", (16, 16, 16), (2, 16), 256, 4, "fp32", registers=64),
+    ),
     "sgemm_warptiled": (_panels("fp32", (128, 128, 32), 2), _panels("fp32", (64, 64, 16), 4)),
     "mma_multistage": (
         _panels("bf16", (128, 128, 32), 3),

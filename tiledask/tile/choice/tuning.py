@@ -47,17 +47,16 @@ class Tuning(Printable):
 
     def printed(self) -> Iterator[Part]:
         """The tiles and their places in both orders."""
-        order = sorted(self.trials, key=lambda trial: trial.predicted)
+        order = sorted(trial.predicted for trial in self.trials)
         rows = [
             {
                 "tile": "x".join(map(str, trial.tile)),
                 "predicted": trial.predicted,
-                "place predicted": order.index(trial) + 1,
+                "place predicted": order.index(trial.predicted) + 1,
                 "measured": trial.measured,
-                "place": place,
                 "GFLOP/s": 2 * self.m * self.n * self.k / trial.measured / 1e9,
             }
-            for place, trial in enumerate(self.trials, 1)
+            for trial in self.trials
         ]
         title = f"{self.kernel}, {self.m} x {self.n} x {self.k} in {self.dtype}"
         found = table(rows, title, predicted="bytes", measured="seconds")

@@ -217,12 +217,7 @@ def _images_first(y: Array) -> Array:
 # -- pooling: the largest, or the mean, of each window, channel by channel -------------------------
 
 
-def _image(given: Saved) -> tuple[int, ...]:
-    shape: tuple[int, ...] = given["x"].shape
-    return shape[2:]
-
-
-@layer("x:nchw -> ncqp", returns="winner", image=_image)
+@layer("x:nchw -> ncqp", returns="winner", image=lambda given: given["x"].shape[2:])
 def max_pool2d(
     x: Array, size: Pair, stride: Pair | None = None, padding: Sides = 0
 ) -> tuple[Array, Array]:
@@ -251,7 +246,7 @@ def max_pool2d_grad(dy: Array, winner: Array, image: tuple[int, int], **window: 
     return _folded(wide(dy)[:, :, None] * hot, dy, geometry, image)
 
 
-@layer("x:nchw -> ncqp", image=_image)
+@layer("x:nchw -> ncqp", image=lambda given: given["x"].shape[2:])
 def avg_pool2d(x: Array, size: Pair, stride: Pair | None = None, padding: Sides = 0) -> Array:
     """The mean of each window [n, c, oh, ow], for x [n, c, h, w]; side by side without stride.
 
