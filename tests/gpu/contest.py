@@ -131,44 +131,28 @@ def release(arrays: str) -> None:
 # -- the clock -------------------------------------------------------------------------------------
 
 
-class CpuClock:
-    """Wall-clock time on NumPy arrays. A plan is (products of a burst, fills before it)."""
+class Clock:
+    """Wall-clock time on NumPy arrays; on a GPU CUDA's events on CuPy's current stream.
+
+    How an implementation is timed is (products of a burst, fills of memory before it): until these
+    are done, a GPU cannot begin.
+    """
+
+    def __init__(self, arrays: str) -> None:
+        self.cp: Any = namespace("cupy") if arrays == "cupy" else None
+        if self.cp:
+            self.memory = self.cp.empty(min(2**30, self._free() // 16), "u1")
+            for _ in range(2):
+                self.fill_seconds = self.burst(lambda _: self.memory.fill(0), 1, 8)[0]
 
     def sets_of(self, work: Gemm) -> int:
-        """How many sets of operands are taken in turn."""
-        return 2
-
-    def plan(self, run: Run, sets: int) -> tuple[int, int]:
-        """How ``run`` is to be timed, after some products that warmed up."""
-        self.burst(run, sets, sets)
-        return sets, 0
-
-    def burst(self, run: Run, sets: int, products: int, fills: int = 0) -> tuple[float, float]:
-        """Mean seconds of a product: until it is done, and until the call returns."""
-        begun = time.perf_counter()
-        for i in range(products):
-            run(i % sets)
-        took = (time.perf_counter() - begun) / products
-        return took, took
-
-    def wait(self) -> None:
-        """Return once what was asked of the device is done; raise what broke it."""
-
-
-class GpuClock(CpuClock):
-    """CUDA's events on CuPy's current stream."""
-
-    def __init__(self) -> None:
-        self.cp = cp = namespace("cupy")
-        self.l2 = int(cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["l2CacheSize"])
-        self.memory = cp.empty(min(2**30, self._free() // 16), "u1")
-        for _ in range(2):
-            self.fill_seconds = self.burst(lambda _: self.memory.fill(0), 1, 8)[0]
-
-    def sets_of(self, work: Gemm) -> int:
-        """As many as are together four times what L2 holds."""
+        """How many sets of operands are taken in turn: together four times what L2 holds."""
+        if not self.cp:
+            return 2
+        cuda = self.cp.cuda
+        l2 = int(cuda.runtime.getDeviceProperties(cuda.Device().id)["l2CacheSize"])
         size = (work.m * work.k + work.k * work.n + work.m * work.n) * work.dtype.itemsize
-        sets = max(2, min(8, -(-4 * self.l2 // size)))
+        sets = max(2, min(8, -(-4 * l2 // size)))
         # numbers are drawn in float32, and the reference is made of float64
         if 3 * sets * size > self._free():
             need, free = format_bytes(3 * sets * size), format_bytes(self._free())
@@ -176,7 +160,10 @@ class GpuClock(CpuClock):
         return int(sets)
 
     def plan(self, run: Run, sets: int) -> tuple[int, int]:
+        """How ``run`` is to be timed, after some products that warmed up."""
         once, launch = self.burst(run, sets, sets, 1)
+        if not self.cp:
+            return sets, 0
         if once < BURST:  # clocks rise, and code paths of the host are warm only now
             once, launch = self.burst(run, sets, 4 * sets, 1)
         # at most 64: with the fills fewer than a stream takes before its caller waits
@@ -185,17 +172,27 @@ class GpuClock(CpuClock):
         return products, min(256, 1 + round(2 * products * launch / self.fill_seconds + 0.5))
 
     def burst(self, run: Run, sets: int, products: int, fills: int = 0) -> tuple[float, float]:
-        begin, end = self.cp.cuda.Event(), self.cp.cuda.Event()
-        for _ in range(fills):
-            self.memory.fill(0)
-        begin.record()
-        _, launch = super().burst(run, sets, products)
-        end.record()
-        end.synchronize()
-        return self.cp.cuda.get_elapsed_time(begin, end) / 1e3 / products, launch
+        """Mean seconds of a product: until it is done, and until the call returns."""
+        begin = self.cp and self.cp.cuda.Event()
+        if self.cp:
+            for _ in range(fills):
+                self.memory.fill(0)
+            begin.record()
+        begun = time.perf_counter()
+        for i in range(products):
+            run(i % sets)
+        took = launch = (time.perf_counter() - begun) / products
+        if self.cp:
+            end = self.cp.cuda.Event()
+            end.record()
+            end.synchronize()
+            took = self.cp.cuda.get_elapsed_time(begin, end) / 1e3 / products
+        return took, launch
 
     def wait(self) -> None:
-        self.cp.cuda.get_current_stream().synchronize()
+        """Return once what was asked of the device is done; raise what broke it."""
+        if self.cp:
+            self.cp.cuda.get_current_stream().synchronize()
 
     def _free(self) -> int:
         free, _ = self.cp.cuda.runtime.memGetInfo()
@@ -214,17 +211,17 @@ def contest(
     Raises what broke the device, if anything did.
     """
     release(arrays)
-    clock, xp, library = GpuClock() if arrays == "cupy" else CpuClock(), namespace(arrays), LIBRARY
+    clock, xp, library = Clock(arrays), namespace(arrays), LIBRARY[arrays]
     sets = [operands(work, arrays, seed) for seed in range(clock.sets_of(work))]
     right = [reference(a, b, arrays, seed) for seed, (a, b, _) in enumerate(sets)]
 
     def product(name: str) -> Run:
-        if name == library[arrays]:  # float32 as long as CUPY_TF32 is not set
+        if name == library:  # float32 as long as CUPY_TF32 is not set
             return lambda i: xp.matmul(*sets[i][:2], out=sets[i][2])
         return lambda i: matmul(*sets[i][:2], name, out=sets[i][2])
 
     rows, runs = [], dict[str, Run]()
-    for name in (library[arrays], *names):
+    for name in (library, *names):
         run, state, why, error = product(name), "timed", "", float("nan")
         if name in kernels and kernels[name].why_not:
             state, why = "skipped", kernels[name].why_not
@@ -259,7 +256,7 @@ def contest(
 
 
 def _largest_error(
-    run: Run, sets: Sequence[Any], right: Sequence[Any], clock: CpuClock, arrays: str
+    run: Run, sets: Sequence[Any], right: Sequence[Any], clock: Clock, arrays: str
 ) -> float:
     errors = []
     for i, (*_, out) in enumerate(sets):

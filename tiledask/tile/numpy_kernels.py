@@ -67,7 +67,7 @@ def tiled(
             acc[...] = 0
             for p in range(0, k, tk):
                 a_tile, b_tile = a[i : i + tm, p : p + tk], b[p : p + tk, j : j + tn]
-                # no names: each copy goes before the next is made
+                # no names: these copies go before the next are made
                 np.matmul(
                     a_tile.astype(wide, copy=False), b_tile.astype(wide, copy=False), out=product
                 )
