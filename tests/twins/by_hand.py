@@ -21,8 +21,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pytest
 
@@ -44,24 +42,13 @@ _MODULES = {
 }
 
 
-class ByHand:
+class ByHand(ExitStack):
     """A scheduler and workers that were started by hand; ends them with a ``with`` block."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder, self.address = folder, ""
         self.running: list[subprocess.Popen[bytes]] = []
-        self._ending = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._ending.close()
 
     def start(self, program: str, *options: str, before: tuple[str, ...] = (), **env: str) -> Path:
         """The log of ``dask PROGRAM``, or of another module."""
@@ -72,7 +59,7 @@ class ByHand:
                 command, stdout=out, stderr=out, env=environment(**env), cwd=self.folder
             )
         self.running.append(process)
-        self._ending.callback(_end, process)
+        self.callback(_end, process)
         return log
 
     def scheduler(self, *options: str, host: str = "127.0.0.1", **where: object) -> str:
@@ -148,24 +135,22 @@ class HostsOnOne(ByHand):
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[HostsOnOne]:
     """Hosts with a scheduler on A; skips the test where they cannot be made."""
-    hosts = HostsOnOne(folder)
-    with ExitStack() as ending:
+    with HostsOnOne(folder) as hosts:
         try:
-            _join(hosts, ending)
+            _join(hosts)
         except (OSError, subprocess.CalledProcessError) as error:
             why = (getattr(error, "stderr", "") or str(error)).strip()
             pytest.skip(f"two hosts on one machine take root, Linux and iproute2: {why}")
-        with hosts:
-            hosts.scheduler("--no-dashboard", host=hosts.addresses["A"], before=hosts.within("A"))
-            yield hosts
+        hosts.scheduler("--no-dashboard", host=hosts.addresses["A"], before=hosts.within("A"))
+        yield hosts
 
 
-def _join(hosts: HostsOnOne, ending: ExitStack) -> None:
-    """None, once there are namespaces that reach each other; ``ending`` takes them down."""
+def _join(hosts: HostsOnOne) -> None:
+    """None, once there are namespaces that reach each other; they go with the hosts."""
     names = hosts.names
     for name in names.values():
         _ip("netns", "add", name)
-        ending.callback(_ip, "netns", "del", name)
+        hosts.callback(_ip, "netns", "del", name)
     one, other = names.values()
     peer = ("peer", "name", f"v{other}", "netns", other)
     _ip("link", "add", "name", f"v{one}", "netns", one, "type", "veth", *peer)
