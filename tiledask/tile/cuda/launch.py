@@ -126,24 +126,25 @@ def _plan(
     multiprocessors: int,
 ) -> _Plan:
     m, k, n = a.rows, a.columns, b.columns
-    rows, columns, depth = tile or (1, 1, 1)
-    across, down = -(-n // columns), -(-m // rows)
-    if max(m, n, k) > _MAX_EXTENT or (name == "smem_tiled" and down > _MAX_GRID_Y):
-        most = _MAX_GRID_Y * rows if name == "smem_tiled" else _MAX_EXTENT
+    rows, columns, depth = tile or (0, 0, 0)
+    most = _MAX_GRID_Y * rows if name == "smem_tiled" else _MAX_EXTENT
+    if m > most or max(n, k) > _MAX_EXTENT:
         raise KernelError(
             f"{name} takes up to {most} rows, and {_MAX_EXTENT} columns, got {m} x {k} by {k} x "
             f"{n}; cut the product into blocks or use kernel='cublas'"
         )
-    counted = traffic(m, n, k, tile or 1, a.itemsize, bool(dict(ending)["HAS_BETA"]), c.itemsize)
-    if name == "smem_tiled":  # whose threads move single elements
-        macros = ("TILE", rows), ("PAIRS", 0), *ending[1:]
-        return _Plan(macros, (across, down), (rows, rows), 0, counted)
     lies = (
         *(*ending, ("TYPE", _TYPES[a.dtype]), ("OUT", _TYPES[c.dtype])),
         *(("A_TURNED", int(not a.by_rows)), ("B_TURNED", int(b.by_rows))),
     )
     if name == "wgmma_ws_persistent":
         return _hopper_plan(a, b, c, tile, lies, multiprocessors)
+    assert tile is not None  # only that kernel chooses one by the product
+    across, down = -(-n // columns), -(-m // rows)
+    counted = traffic(m, n, k, tile, a.itemsize, bool(dict(ending)["HAS_BETA"]), c.itemsize)
+    if name == "smem_tiled":  # whose threads move single elements
+        macros = ("TILE", rows), ("PAIRS", 0), *ending[1:]
+        return _Plan(macros, (across, down), (rows, rows), 0, counted)
     config = config_of(name, a.dtype, tile)
     sizes = ("TILE_M", rows), ("TILE_N", columns), ("TILE_K", depth), ("STAGES", config.stages)
     grid, block = (across * down,), (config.threads,)
