@@ -14,7 +14,6 @@ import pytest
 import tiledask as td
 from tiledask import Replicate, Shard
 from tiledask.distributed.arrays.hosts import arranged, crossings, heaviest_first
-from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError, PlacementError
 
 RNG = np.random.default_rng(0)
@@ -58,7 +57,7 @@ def on_hosts(cluster, monkeypatch):
     """The session's four workers, told that they are on these hosts."""
 
     def told(hosts):
-        monkeypatch.setattr(Cluster, "hosts", tuple(hosts))
+        monkeypatch.setattr(cluster, "hosts", tuple(hosts))
         return cluster
 
     return told
