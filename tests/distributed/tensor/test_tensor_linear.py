@@ -1,5 +1,5 @@
 """Linear layers over ranks: as on one device, to the last digits; collectives as planned; what is
-kept, and ranks that call different layers.
+kept.
 
 Holds `tiledask.distributed.tensor.tp_region`, `tiledask.distributed.tensor.run_layer` and
 `tiledask.plan.program.making.layer`.
@@ -8,7 +8,6 @@ Holds `tiledask.distributed.tensor.tp_region`, `tiledask.distributed.tensor.run_
 import pickle
 
 import numpy as np
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracles import closed_layers as plan
@@ -18,7 +17,6 @@ from oracles.tensor_cases import LIES, RANKS, B, S, check, spread
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import CollectiveError
 from tiledask.plan.products.placement import Replicate, Shard, Shards
 from tiledask.tile import layers as tile
 
@@ -114,13 +112,3 @@ def test_what_is_kept_serves_twice_and_travels_and_weights_are_those_of_the_grad
         return (twice.local == 2 * found[0][0].local).all()
 
     assert all(run_threads(program, 2).results)
-
-
-def test_ranks_that_call_different_layers_are_told():
-    def program(rank):
-        group = rank.group()
-        x = T.shard(group, XS[: 3 - rank.index], 1)
-        T.row_linear(group, x, T.shard(group, WS, 0))
-
-    with pytest.raises(CollectiveError, match="shape"):
-        run_threads(program, 2)

@@ -13,8 +13,7 @@ from oracles.tensor_cases import RANKS
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives.shards import deal_heads, side_by_side
-from tiledask.plan.products.placement import even_shards
+from tiledask.plan.collectives.shards import deal_heads
 from tiledask.tile import layers as tile
 
 # -- arithmetic ------------------------------------------------------------------------------------
@@ -32,13 +31,6 @@ def test_heads_lie_with_those_they_look_at(kv, share, ranks):
     holders = {h: tuple(r for r in range(ranks) if h in kvs.indices(r)) for h in range(kv)}
     shared = {h: who for who, (start, stop) in kvs.shared() for h in range(start, stop)}
     assert shared == {h: who for h, who in holders.items() if len(who) > 1}
-
-
-def test_side_by_side_by_hand():
-    fused = side_by_side(even_shards(3, 2), even_shards(2, 2))
-    assert [fused.indices(r).tolist() for r in (0, 1)] == [[0, 1, 3], [2, 4]]
-    assert fused.counts == (3, 2)
-    assert not fused.in_a_row
 
 
 def test_what_is_no_sharding_is_refused():
