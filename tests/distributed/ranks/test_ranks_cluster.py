@@ -4,6 +4,7 @@ Holds `tiledask.distributed.ranks.rank_function`, `tiledask.distributed.ranks.ru
 and `tiledask.distributed.transport.messages`.
 """
 
+import ctypes
 import os
 import signal
 import time
@@ -143,3 +144,24 @@ def _works(cluster, way):
     """After whatever happened, the next program runs."""
     done = td.run_ranks(_sum, td.Mesh(cluster, (4,)), transport=way, timeout=240)
     assert done.results == [4.0] * 4
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc is not glibc's")
+def test_no_array_of_a_program_is_a_mapping_of_its_own(cluster):
+    """Where it was one, the kernel would clear its pages anew: see host_memory.py."""
+
+    def program(rank):
+        class Info(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]
+
+        def mappings():
+            info = ctypes.CDLL(None).mallinfo2
+            info.restype = Info
+            return info().d  # hblks: mallinfo(3)
+
+        before = mappings()
+        arrays = [np.ones(2**20, np.uint8) for _ in range(20)]
+        return mappings() - before, len(arrays)
+
+    done = td.run_ranks(program, td.Mesh(cluster, (4,))).results
+    assert all(more <= 0 for more, _ in done)  # others may have given one back meanwhile

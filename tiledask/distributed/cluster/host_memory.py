@@ -47,7 +47,7 @@ refused memory because a task took the last of it."""
 LARGE = 2 * 2**20
 """Bytes from which an allocation of a capped worker is a mapping of its own: tensors are,
 messages and Python's objects are not."""
-_MMAP_THRESHOLD = -3  # of mallopt(3)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _LIBC = ctypes.CDLL(None)
 
 _room = 0
@@ -105,6 +105,10 @@ def keep(worker: Any) -> None:
         _room = int(limit * KEEP_SHARE)
         shares = manager.memory_spill_fraction or 1.0, manager.memory_pause_fraction or 1.0
         _most = min(shares) * limit
+        # small arrays come to lie where others have gone. Dask has malloc give back at once what
+        # is free: then each is a mapping of its own, whose pages the kernel clears each time, more
+        # than half of the time of a step of a small model
+        _set_malloc(2**25, 2**26)
         forgets = worker.periodic_callbacks["tiledask-kept"] = PeriodicCallback(_forget, 2000)
         if worker.status is Status.running:  # else it starts with the others
             forgets.start()
@@ -118,6 +122,15 @@ def keep_nothing(worker: Any) -> None:
     if forgets is not None:
         forgets.stop()
         _forget()
+        _set_malloc(2**17, 2**17)
+
+
+def _set_malloc(mapped: int, free: int) -> None:
+    """Have malloc map arrays from so many bytes on by themselves, and give back what is ``free``
+    beyond so many."""
+    if hasattr(_LIBC, "mallopt"):
+        _LIBC.mallopt(_MMAP_THRESHOLD, mapped)
+        _LIBC.mallopt(_TRIM_THRESHOLD, free)
 
 
 def _forget() -> None:
@@ -235,7 +248,7 @@ def cap_memory(limit: int) -> None:
     # tries this heap for a thread whose own is full; and what is LARGE never comes from a
     # heap first. See mallopt(3).
     piece, fence, pointer = LARGE - 2**12, 64, ctypes.c_void_p
-    _LIBC.mallopt(_MMAP_THRESHOLD, LARGE)
+    _set_malloc(LARGE, 2**17)
     _LIBC.malloc.restype, _LIBC.malloc.argtypes = pointer, [ctypes.c_size_t]
     _LIBC.realloc.restype, _LIBC.realloc.argtypes = pointer, [pointer, ctypes.c_size_t]
     for address in [_LIBC.malloc(piece) for _ in range(-(-RESERVE // piece))]:
