@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tiledask.distributed.products.rates import rates_of
+from tiledask.tile import as_dtype
 
 pytestmark = pytest.mark.cluster
 
@@ -15,7 +16,4 @@ def test_rates_are_possible(cluster, dtype):
     assert rates.run >= 0  # of memory that lies together: nothing, where copying is that fast
     for name in ("flops", "touch", "call", "read", "message", "task", "request"):
         assert 0 < getattr(rates, name) < np.inf, name
-
-
-def test_they_are_measured_once(cluster):
-    assert rates_of(cluster, "f4") is rates_of(cluster, "float32")
+    assert rates_of(cluster, as_dtype(dtype)) is rates  # measured once
