@@ -2,7 +2,9 @@
 
 import json
 
+import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
 import tiledask as td
 from tiledask.cli import main
@@ -48,9 +50,8 @@ def test_only_what_says_a_value_is_judged(source, stars):
 @pytest.fixture
 def course(tmp_path, monkeypatch):
     """A walkthrough of one puzzle, and one of a function."""
-    begin = "import tiledask as td\n1 / 0"
     sources = {
-        begin: "",
+        "import tiledask as td\n1 / 0": "begin",
         "puzzle = td.task('24-on-4', seed=0)\nanswer = None": "answer",
         "puzzle.check(answer)": "check",
         "# A solution.\npuzzle.result(puzzle.solve()).require()": "solution",
@@ -58,16 +59,13 @@ def course(tmp_path, monkeypatch):
         "exercise.check(answer)": "check",
         "# A solution.\nsecret = 1": "solution",
     }
-    code = {"cell_type": "code", "outputs": [], "execution_count": None}
     cells = [
-        {**code, "source": source.splitlines(True), "metadata": {"tags": [tag]}, "id": f"c{number}"}
+        new_code_cell(source, id=f"c{number}", metadata={"tags": [tag]})
         for number, (source, tag) in enumerate(sources.items())
     ]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    whole = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
-    nbs = tmp_path / "nbs"
+    nbs, whole = tmp_path / "nbs", new_notebook(cells=cells)
     nbs.mkdir()
-    (nbs / "00_cut.ipynb").write_text(json.dumps(whole))
+    nbformat.write(whole, nbs / "00_cut.ipynb")
     for module in ("assignment", "grading"):
         monkeypatch.setattr(f"tiledask.lab.classroom.{module}.walkthroughs", lambda: nbs)
     return whole
