@@ -297,7 +297,7 @@ def test_the_start_says_which_devices_and_why_and_takes_another_port_for_one_tha
             assert port_of(cluster) not in (port, 0)
     assert "closed" in cluster._repr_html_()
     out = capfd.readouterr().out
-    for said in ("1 CPU worker", "by device='cpu'", "dashboard: http://127.0.0.1:"):
+    for said in ("1 CPU worker", "because device='cpu'", "dashboard: http://127.0.0.1:"):
         assert said in out
     monkeypatch.setattr(start, "in_notebook", lambda: True)
     monkeypatch.setattr(start, "show", show := mock.Mock())

@@ -13,4 +13,5 @@ device_arrays.py  how a GPU's arrays are serialized
 counters.py       bytes received, memory grown and the load, while a block runs
 clocks.py         every worker's offset from the scheduler's clock
 progress.py       how far workers are, by their events
+web.py            how a notebook shows a cluster: its address, JupyterLab's panels
 """

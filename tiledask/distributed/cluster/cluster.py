@@ -35,6 +35,7 @@ from tiledask.distributed.cluster.tasks import (
     states,
     workers_of,
 )
+from tiledask.distributed.cluster.web import panel
 from tiledask.distributed.deadlines import HEAR, keep_interrupts, left_of, seconds_of
 from tiledask.distributed.out_of_core.disk import writing
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -76,6 +77,8 @@ class Cluster:
         """Dask's own cluster, or what was connected to."""
         self.started_here = started_here
         """Whether the workers are this process's, and end with the cluster."""
+        self.started = time.time()
+        """Seconds since 1970."""
         self.backend = backend
         """"numpy" or "cupy": what the blocks on the workers are."""
         self.why = why
@@ -419,13 +422,10 @@ class Cluster:
         )
 
     def _repr_html_(self) -> str:
-        if not self.is_running:
-            return html.words(self)
-        page = html.words(f"{self.dashboard_link.removesuffix('/status')}/tiledask")
-        return (
-            f"<b>{self.slots} {self.kind} workers</b>, dashboard: "
-            f"<a href='{page}' target='_blank'>{page}</a><br><small>{html.words(self.why)}</small>"
-        )
+        words = f"{self.slots} {self.kind} workers"
+        if self.is_running:
+            return panel(words, self.why, self.dashboard_link, self.started)
+        return f"<b>{html.words(words)}</b>, {html.words(self.status)}"
 
 
 async def _in_slot(

@@ -40,7 +40,7 @@ def choose_device(device: str) -> tuple[str, str]:
     """("numpy" or "cupy", the reason in words), for "auto", "cuda" or "cpu"."""
     check_device(device)
     if device == "cpu":
-        return "numpy", "by device='cpu'"
+        return "numpy", "because device='cpu'"
     found = probe()
     reason = found.reason
     if not reason:
@@ -85,7 +85,7 @@ def gpu_options(slot: int, per_gpu: int, env: dict[str, str], host: int) -> dict
 def own_gpu(device: str) -> OwnGpu | str:
     """The GPU of this worker; or why it has none."""
     if device == "cpu":
-        return "by device='cpu'"
+        return "because device='cpu'"
     if device == "auto" and not os.environ.get("CUDA_VISIBLE_DEVICES"):
         return "no GPU was given to it (CUDA_VISIBLE_DEVICES, as Dask-CUDA sets it)"
     if not probe().usable:

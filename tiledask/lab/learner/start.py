@@ -1,4 +1,4 @@
-"""JupyterLab on a learner's folder: the contents, and Dask's panels on the first cluster.
+"""JupyterLab on a learner's folder: the contents; the first cluster opens the dashboard's page.
 
     tiledask notebooks learn --lab
 
@@ -21,7 +21,7 @@ from tiledask.plan.data import data_file
 __all__ = ["lab_command"]
 
 PORT = "TILEDASK_DASHBOARD_PORT"
-"""Clusters read it, and the panels watch it."""
+"""Clusters read it, and the panels watch it until the first cluster tells them its address."""
 SAVED = "default-37a8.jupyterlab-workspace"
 """The file in which JupyterLab looks for the layout that it opens with."""
 
@@ -57,6 +57,8 @@ def lab_command(
         *(sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"),
         f"--ServerApp.root_dir={folder.parent}",
         f"--FileContentsManager.preferred_dir={folder}",
+        # what a notebook shows may then point the panels at its cluster
+        "--LabApp.expose_app_in_browser=True",
         *(["--allow-root"] if os.geteuid() == 0 else []),
         *arguments,
     ]
