@@ -24,10 +24,10 @@ from tiledask.lab.accuracy import PublishedRun, model_of, published_runs
 from tiledask.plan.data import data_file, shipped_json
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.overhead import overhead_of
+from tiledask.plan.inputs.framework_memory import memory_of
 from tiledask.plan.inputs.hardware import load_cluster
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.tables import MARKS, Table, print_parts
-from tiledask.plan.timing.calibration import holds
 
 GROUPS: dict[str, dict[str, Any]] = shipped_json("published", "groups.json")
 """By key: the name, the goal, what a reader must know; of bytes also what devices show beside the
@@ -96,7 +96,7 @@ class PublishedGroup(NamedTuple):
 def group_of(key: str, rows: Iterable[PublishedRow]) -> PublishedGroup:
     """The group of that key."""
     known = GROUPS[key]
-    remark = known.get("remark", "").replace("$uncounted", holds("llama-3").uncounted)
+    remark = known.get("remark", "").replace("$uncounted", memory_of("llama-3").uncounted)
     goal = known.get("mean", float("inf")), known.get("worst")
     return PublishedGroup(known["name"], tuple(rows), *goal, remark)
 
@@ -203,7 +203,7 @@ def _beside(run: PublishedRun, framework: str, what: str | None) -> int:
     if what == "framework":
         return int(overhead_of(td.Layout(), framework))
     if what == "allocator":  # what PyTorch's reserves: neither context nor NCCL
-        return holds(framework).allocator_bytes
+        return memory_of(framework).allocator_bytes
     return WORKSPACES if what == "workspaces" else 0
 
 

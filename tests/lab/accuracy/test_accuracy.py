@@ -14,7 +14,7 @@ from oracles.published import PublishedGroup, PublishedRow, exact, measured
 import tiledask as td
 from tiledask.lab.accuracy import published_runs
 from tiledask.plan.data import data_file
-from tiledask.plan.timing.calibration import holds
+from tiledask.plan.inputs.framework_memory import memory_of
 
 RUNS = [run for runs in published_runs().values() for run in runs]
 NOT_EXPLAINED = "bloom-206B-bf16-dp8tp4pp12mbs2-h128"
@@ -100,7 +100,7 @@ def test_every_time_that_is_claimed_has_room_or_its_row_says_that_it_has_none():
             if "memory is refused" in row.note:
                 model, layout, cluster, recipe, sequence, framework, *_ = run
                 fit = td.fits(model, layout, cluster, recipe, sequence, framework=framework)
-                saved = holds(fit.memory.recipe.framework).uncounted
+                saved = memory_of(fit.memory.recipe.framework).uncounted
                 refused[row.case] = bool(saved)
                 assert saved in " ".join(fit.notes)
                 assert saved in run.step().assumed

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask import Layout, Model, load_recipe
-from tiledask.plan.inputs.layout import Numbers
+from tiledask.plan.inputs.layout import Numbers, stage_layers
 from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, members
 from tiledask.plan.timing.layer_time import LayerTime, products, shape_of
 from tiledask.plan.timing.roofline import TILES, Rates, gemm_seconds
-from tiledask.plan.timing.step_time import PARTS, held_weights, stage_layers, step_parts
+from tiledask.plan.timing.step_time import PARTS, held_weights, step_parts
 
 A100 = Rates(flops=250e12, memory=1.5e12, depth=200, multiprocessors=108)
 DGX = td.load_cluster("64xA100-80GB")

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from tiledask.plan.arrays import unbeaten
+from tiledask.plan.inputs.framework_memory import memory_of
 from tiledask.plan.inputs.kinds import Saved
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.run import chunk_kinds, tokens_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
-from tiledask.plan.timing.calibration import holds
 
 __all__ = ["alive", "layer_bytes", "layer_costs", "saved_tensors", "stages_in_flight"]
 
@@ -63,7 +63,7 @@ def saved_tensors(
             tensors += [mask, scores._replace(name="softmax dropout output")]
     if recipe is None:
         return tuple(tensors)
-    held, fp8 = holds(recipe.framework), recipe.operand_bytes < recipe.compute_bytes
+    held, fp8 = memory_of(recipe.framework), recipe.operand_bytes < recipe.compute_bytes
     narrow = min(held.fp8_input_bytes, recipe.compute_bytes)
     dropped = [] if held.keeps_expert_outputs else ["expert outputs"]
     dropped += ["mlp activated gate", "shared mlp activated gate"] * held.fused_gate

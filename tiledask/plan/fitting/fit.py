@@ -16,6 +16,7 @@ from typing import Any
 from tiledask.plan.fitting.fixes import changes, fewest_devices, nearest
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import VERDICTS, Overhead
+from tiledask.plan.inputs.framework_memory import memory_of
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import load_cluster, load_model
@@ -24,7 +25,7 @@ from tiledask.plan.inputs.recipes import CPU, NVME, Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
 from tiledask.plan.tables import Part, Printable
 from tiledask.plan.timing.budget import Checkpointing, checkpointing
-from tiledask.plan.timing.calibration import calibration_of, holds
+from tiledask.plan.timing.calibration import calibration_of
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
@@ -71,7 +72,7 @@ class Fit(Printable):
     @property
     def assumed(self) -> str:
         """One sentence: whose program is assumed, and what it holds beyond the arithmetic."""
-        name, held = self.memory.recipe.framework, holds(self.memory.recipe.framework)
+        name, held = self.memory.recipe.framework, memory_of(self.memory.recipe.framework)
         more = f"{format_bytes(held.allocator_bytes)} that the allocator does not use"
         more = more if self.own is None else f"an overhead of {format_bytes(self.own)}, as given"
         return f"run by {name} ({self.why}): {held.loss_bytes} B a logit at the loss, {more}"
@@ -162,7 +163,7 @@ class Fit(Printable):
     def notes(self) -> tuple[str, ...]:
         """What runs saved that no ledger counts, and what is assumed of nodes that are not full."""
         name = self.memory.recipe.framework
-        saved = holds(name).uncounted if self.on_enough == "no" else ""
+        saved = memory_of(name).uncounted if self.on_enough == "no" else ""
         had = (
             f"runs by {name} had room where this has none: not counted is {saved}" if saved else ""
         )

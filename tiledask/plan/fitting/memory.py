@@ -19,6 +19,7 @@ import numpy as np
 
 from tiledask.plan.fitting.activations import layer_costs, stages_in_flight
 from tiledask.plan.fitting.terms import Terms, fullest, rows
+from tiledask.plan.inputs.framework_memory import memory_of
 from tiledask.plan.inputs.layout import Layout, expert_slices
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
@@ -26,7 +27,6 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import Item, caches, check_held, check_run, item_parameters, tokens_of
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.tables import Part, Printable, Table
-from tiledask.plan.timing.calibration import holds
 from tiledask.plan.units import format_bytes
 
 __all__ = ["MemoryEstimate", "estimate_memory"]
@@ -145,7 +145,7 @@ def estimate_memory(
     """  # noqa: E501
     model, recipe = load_model(model), load_recipe(recipe)
     if framework is not None:
-        holds(framework)
+        memory_of(framework)
         recipe = replace(recipe, framework=framework, usual=False)
     recipe = caches(recipe, cached)
     sequence = check_run(model, layout, sequence)

@@ -10,10 +10,10 @@ from statistics import median_low
 from typing import Any, NamedTuple
 
 from tiledask.plan.data import shipped_json
+from tiledask.plan.inputs.framework_memory import memory_of
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.recipes import Recipe
-from tiledask.plan.timing.calibration import holds
 
 __all__ = ["VERDICTS", "Overhead", "measured_over_estimated", "overhead_of"]
 
@@ -36,7 +36,7 @@ def overhead_of(n: Layout | Numbers, framework: str = "") -> Any:
     copies = n.dp * n.cp
     several = copies * n.tp * n.pp > 1
     buckets = BUCKETS * (several & ((n.zero < 3) | (copies == 1)))
-    return CUDA_CONTEXT + NCCL_BUFFERS * several + buckets + holds(framework).allocator_bytes
+    return CUDA_CONTEXT + NCCL_BUFFERS * several + buckets + memory_of(framework).allocator_bytes
 
 
 @cache

@@ -10,9 +10,8 @@ import numpy as np
 from tiledask.errors import ConfigError, short
 from tiledask.plan.arrays import Columns
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout, Numbers
+from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout, Numbers, stage_layers
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.timing.step_time import stage_layers
 from tiledask.plan.units import divisors
 from tiledask.plan.whole import is_whole
 

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tiledask.plan.inputs.framework_memory import memory_of
 from tiledask.plan.inputs.kinds import Saved
 from tiledask.plan.inputs.layout import Layout, Numbers, expert_copies, expert_slices
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import DEVICE, LARGEST_WEIGHT, Recipe, State
 from tiledask.plan.inputs.run import Item
 from tiledask.plan.ledger import ALWAYS, Row
-from tiledask.plan.timing.calibration import holds
 
 __all__ = ["Term", "Terms", "fullest", "rows"]
 
@@ -140,7 +140,8 @@ class Terms:
     def _gathered(self) -> Iterator[Term]:
         """What ZeRO holds whole for a while: one item's weights, its gradients before they are
         reduced; or where the framework goes weight by weight, the live ones or the largest."""
-        layout, recipe, framework = self.layout, self.recipe, holds(self.recipe.framework)
+        layout, recipe = self.layout, self.recipe
+        framework = memory_of(recipe.framework)
         # ZeRO shards what others hold copies of; what lies elsewhere is brought to one copy too
         apart = (layout.dp * layout.cp > 1) | recipe.offloads_weights
         beside = (expert_copies(layout) > 1) | recipe.offloads_weights
@@ -195,7 +196,7 @@ class Terms:
             there, size = there * again, dropped * again
             formula = "what {} recomputation dropped of one layer", self.layout.recompute
             yield Term("recomputed activations", BACKWARD, there, size, formula, KORTHIKANTI)
-        if holds(recipe.framework).keeps_buffers:  # of gradients that are added up already
+        if memory_of(recipe.framework).keeps_buffers:  # of gradients that are added up already
             framework, there = f"framework {recipe.framework}", cut & ends
             words = "{} B x {:,} parameters, a layer's matrices"
             factors = width, self._most(layer.matrices for layer in layers)
@@ -222,7 +223,7 @@ class Terms:
             words = "dropout mask, 1 B, and norm input of each token, x {} micro-batches"
             there, many = _has(embeddings), (of_embedding, per_token, tokens)
             yield _product("embedding activations", FORWARD, there, words, many, ENDS)
-        if holds(self.recipe.framework).keeps_sent:
+        if memory_of(self.recipe.framework).keeps_sent:
             v, kept = layout.interleave, sum(of_layers)
             senders = (layout.pp > 1) * (v - _has(heads))
             n = senders * layout.microbatches - (-senders * (kept * v // np.maximum(here, 1)) // v)
@@ -243,7 +244,8 @@ class Terms:
         recipe, waiting = self.recipe, self.kept[-1]
         elements = self.tokens * -(-self.model.vocab // self.layout.tp)  # of a micro-batch
         elements = (1 + self.model.mtp_layers) * elements
-        loss, words = holds(recipe.framework).loss_bytes, f"{LOGITS} x {{}} micro-batches"
+        loss = memory_of(recipe.framework).loss_bytes
+        words = f"{LOGITS} x {{}} micro-batches"
         each, cast = min(4, loss - 2), "cast back to the precision of the product"
         for moment in MOMENTS:
             factors = each, elements, waiting - ends * (moment == BACKWARD)

@@ -23,6 +23,7 @@ from tiledask.plan.pipelines.schedules import BOTH_WAYS, LOOPED, V_SHAPED, calle
 from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = ["RECOMPUTE", "SCHEDULES", "Layout", "Numbers", "expert_copies", "expert_slices"]
+__all__ += ["stage_layers"]
 
 RECOMPUTE = ("none", "selective", "full")
 """What the backward pass computes again: nothing, the attention core, every layer."""
@@ -249,3 +250,13 @@ def expert_slices(n: Layout | Numbers) -> Any:
 def expert_copies(n: Layout | Numbers) -> Any:
     """Devices of a stage with the same slice of the same experts: ZeRO shards over them."""
     return n.tp * n.dp * n.cp // (n.ep * expert_slices(n))
+
+
+def stage_layers(n: Numbers, layers: int) -> tuple[Any, Any, Any]:
+    """(layers of the first stage, of the next, of the last), without embedding and head."""
+    chunks, inside = n.pp * n.interleave, np.asarray(n.items) & (np.asarray(n.pp) > 1)
+    each, more = np.divmod(layers + 2 * inside, chunks)
+    stages = (0, np.minimum(1, n.pp - 1), n.pp - 1)
+    first, second, last = (each * n.interleave + -(-(more - at) // n.pp) for at in stages)
+    last = last - inside
+    return first - inside, np.where(np.asarray(n.pp) > 2, second, last), last

@@ -16,16 +16,17 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import hypot
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.data import read, read_named
+from tiledask.plan.data import read
+from tiledask.plan.inputs.framework_memory import calibration_file
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.timing.roofline import Rates
 
-__all__ = ["BESIDE", "Calibration", "Holds", "calibration_of", "holds"]
+__all__ = ["BESIDE", "Calibration", "calibration_of"]
 
 OTHER = "other"
 """The entry of a file for devices that it does not name."""
@@ -33,28 +34,6 @@ BESIDE = "zero beside pp"
 """The stages of ZeRO that a program runs in a pipeline's stages."""
 NINE_IN_TEN = 2.06
 """Times the mean of absolute errors: what nine of ten lie within where they are normal."""
-
-
-class Holds(NamedTuple):
-    """What a framework holds in memory beyond the arithmetic; as it stands here, nobody's own."""
-
-    loss_bytes: int = 6  # of a logit: 4, and 2 of its gradient; more where the loss is not fused
-    fp8_input_bytes: int = 2  # of a number that a product in FP8 keeps of its input for backward
-    keeps_expert_outputs: int = 1  # until they are weighted; 0: weighted inside the experts
-    adapter_input_bytes: int = 0  # of a number of an adapter's input: dropout's copy and its mask
-    fused_gate: int = 0  # a gated activation is one kernel, which works its gate out again
-    # buffers stay that others free: of each shape of a layer's matrices what autograd gets in place
-    # of gradients that are added up already, and the head's input, where the sequence is cut
-    keeps_buffers: int = 0
-    keeps_sent: int = 0  # what a stage sends, until its gradient comes (torch's stage.py)
-    # that the caching allocator holds and nobody uses, and the libraries' workspaces: fitted to
-    # every second row of the BLOOM-176B engineering log that ran
-    allocator_bytes: int = 2_950_000_000
-    # parameters that ZeRO-3 gathers ahead at most, where it gathers weight by weight, and whose
-    # gradients wait in a bucket at most; 0: it gathers a layer
-    live_weights: int = 0
-    live_gradients: int = 0
-    uncounted: str = ""  # what runs by it saved of memory that no ledger counts
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -148,44 +127,14 @@ class Calibration:
 # --- the shipped files ----------------------------------------------------------------------------
 
 
-def _plain(given: Any) -> Any:
-    """Lists as tuples; of a number with its range, unit and origin the number."""
-    if isinstance(given, dict):
-        if "value" in given:
-            return float(given["value"])
-        return {key: _plain(value) for key, value in given.items()}
-    return tuple(given) if isinstance(given, list) else given
-
-
-@cache
-def _file(kind: str, name: str) -> dict[str, Any]:
-    """A shipped file; of a framework with all of the one that it is ``like``, but what it fits."""
-    own = dict(_plain(read_named(f"calibration/{kind}", name).values))
-    if "like" not in own:
-        return own
-    like = _file(kind, own["like"])
-    return like | {"fitted": ()} | own | {"memory": like.get("memory", {}) | own.get("memory", {})}
-
-
-@cache
-def holds(framework: str) -> Holds:
-    """What a run by ``framework`` holds; by "", which is nobody's own, what the arithmetic says.
-
-    >>> [holds(name).loss_bytes for name in ("", "megatron-2025", "hf-lora")]
-    [6, 14, 16]
-    """
-    every = _file("framework", framework) if framework else {}
-    memory = {key: int(n) for key, n in every.get("memory", {}).items()}
-    return Holds(**memory, uncounted=every.get("uncounted", ""))
-
-
 @cache
 def _joined(device: str, framework: str, why: str, kind: str) -> Calibration:
     """``kind``: "dense", "fp8" or "mixture", whose errors differ."""
-    of_device, of_framework = _file("device", device), _file("framework", framework)
+    of_device = calibration_file("device", device)
+    of_framework = calibration_file("framework", framework)
     generation, attention = of_device["generation"], of_framework["attention"]
     kernel = attention.get(generation, attention[OTHER])
-    devices = _file("kernel", kernel)["devices"]
+    devices = calibration_file("kernel", kernel)["devices"]
     core = next(devices[each] for each in (device, generation, OTHER) if each in devices)
     runs = of_framework.get("runs", {})
     every = of_framework | of_device | core
@@ -260,6 +209,6 @@ def calibration_of(
     elif recipe.framework and not recipe.usual:
         framework, why = recipe.framework, f"as recipe {recipe.name} is"
     else:
-        framework = _file("device", device.calibration)["framework"]
+        framework = calibration_file("device", device.calibration)["framework"]
         why, usual = f"the default for {device.name}", True
     return replace(_joined(device.calibration, framework, why, kind), usual=usual, named=named)

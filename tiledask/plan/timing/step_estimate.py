@@ -7,6 +7,7 @@ from math import hypot
 from typing import Any
 
 from tiledask.plan.data import shipped_json
+from tiledask.plan.inputs.framework_memory import memory_of
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -15,7 +16,7 @@ from tiledask.plan.inputs.run import precision_of
 from tiledask.plan.pipelines.schedules import BOTH_WAYS
 from tiledask.plan.tables import Part, Printable, table
 from tiledask.plan.timing.budget import Budget, budget
-from tiledask.plan.timing.calibration import Calibration, holds
+from tiledask.plan.timing.calibration import Calibration
 from tiledask.plan.timing.step_time import PARTS
 from tiledask.plan.units import format_seconds
 
@@ -137,7 +138,7 @@ class StepEstimate(Printable):
         words += f": {self.within}, most of it: {max(doubts, key=doubts.get)}"  # type: ignore[arg-type]
         words += "; name yours, older ones take longer" * (not known.named)
         words += "".join(f"; {note}" for note in self.model.notes)
-        if saved := holds(known.framework).uncounted:
+        if saved := memory_of(known.framework).uncounted:
             words += f"; its memory may be less than td.fits says, by {saved}"
         return words
 

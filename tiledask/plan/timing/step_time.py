@@ -12,7 +12,7 @@ import numpy as np
 
 from tiledask.plan.arrays import Array, Values, combinations, stacked
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import Numbers, expert_copies, expert_slices
+from tiledask.plan.inputs.layout import Numbers, expert_copies, expert_slices, stage_layers
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_trains
@@ -20,7 +20,7 @@ from tiledask.plan.timing.calibration import Calibration, calibration_of
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, zero_passes
 from tiledask.plan.timing.layer_time import PIECE, LayerTime, products
 
-__all__ = ["PARTS", "held_weights", "reduction", "stage_layers", "step_parts", "update"]
+__all__ = ["PARTS", "held_weights", "reduction", "step_parts", "update"]
 
 PARTS = (*PIECE, "dp", "bubble", "optimizer")
 """What the seconds of a step go to, on the stage that the others wait for."""
@@ -116,16 +116,6 @@ def update(time: LayerTime, held: Array) -> Values:
     moved = mine * (2 * states + written) + reduced * 4 * gradient
     seconds: Values = moved / time.rates.memory + time.calibration.step_seconds
     return seconds
-
-
-def stage_layers(n: Numbers, layers: int) -> tuple[Values, Values, Values]:
-    """(layers of the first stage, of the next, of the last), without embedding and head."""
-    chunks, inside = n.pp * n.interleave, np.asarray(n.items) & (np.asarray(n.pp) > 1)
-    each, more = np.divmod(layers + 2 * inside, chunks)
-    stages = (0, np.minimum(1, n.pp - 1), n.pp - 1)
-    first, second, last = (each * n.interleave + -(-(more - at) // n.pp) for at in stages)
-    last = last - inside
-    return first - inside, np.where(np.asarray(n.pp) > 2, second, last), last
 
 
 def _once(n: Numbers, names: Sequence[str], work: Callable[[Numbers], Array]) -> Array:
