@@ -33,10 +33,11 @@ from tiledask.plan.whole import whole_number
 __all__ = ["TIGHT", "Fit", "fits", "used"]
 
 TIGHT = "tight: it fits without all of the overhead, or if the estimate is not too low"
+"""What the verdict between "fits" and "no" means."""
 UNCHECKED = 0.25
 """The part of the activations that layers which no published run checks may be off by: a guess."""
 OPTIMIZER = "optimizer states"
-"""What the verdict between "fits" and "no" means; and what ZeRO-1 shards, as one class."""
+"""What ZeRO-1 shards, as one class."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,6 +1,7 @@
 """Layouts in the words of the programs that people run, and back.
 
 exchange.py    export_config, import_config: the table of frameworks
+  shell.py       the command of a script: words, variables, options
   megatron.py    Megatron-LM's flags
   torchtitan.py  its TOML
   deepspeed.py   its JSON

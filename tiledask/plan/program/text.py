@@ -60,8 +60,8 @@ def parsed(text: str) -> tuple[tuple[ProgramRole, ...], tuple[Order, ...], tuple
     ranks = range(len(steps))
     if not steps or sorted(steps) != [*ranks] or not set(steps) <= set(role_of):
         raise ProgramError(
-            f"ranks are numbered from 0, and each has parts ('of rank ...'); got lines of "
-            f"ranks {sorted(steps)} and parts of {sorted(role_of)}"
+            f"ranks are numbered from 0, and each has blocks ('of rank ...'); got lines of "
+            f"ranks {sorted(steps)} and blocks of {sorted(role_of)}"
         )
     for op in chain.from_iterable(ops for role in roles for ops in role.blocks.values()):
         if op.kind == "message" and op["peer"] not in ranks:
@@ -74,8 +74,8 @@ def parsed(text: str) -> tuple[tuple[ProgramRole, ...], tuple[Order, ...], tuple
             match = _STEP.fullmatch(word)
             if not match or match[2] not in blocks:
                 raise ProgramError(
-                    f"rank {rank} has no part {short(word)}; write a part and its frame, as in "
-                    f"0F.3; its parts are {', '.join(blocks)}"
+                    f"rank {rank} has no block {short(word)}; write a block and its micro-batch, "
+                    f"as in 0F.3; its blocks are {', '.join(blocks)}"
                 )
             order.append(Step(match[2], int(match[3]), bool(match[1])))
         orders.setdefault((numbers[rank], steps[rank]), tuple(order))

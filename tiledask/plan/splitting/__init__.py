@@ -1,1 +1,4 @@
-"""Layers cut into stages: the best split, and a judge of answers."""
+"""Layers cut into stages.
+
+partition.py  the best split, how good an even one is, and a judge of answers
+"""

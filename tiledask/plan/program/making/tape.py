@@ -5,7 +5,7 @@
         dy = yield y                       a layer gives y, and goes on with its gradient
         return [(x, dx)]                   ops of the backward, and what follows for its operands
 
-    tape.backward(rules, {y: dy})          the layers of the tape, from the last to the first
+    tape.backward({y: dy})                 the layers of the tape, from the last to the first
 
 Where backwards are split, what makes the weights' gradients goes to a list of its own.
 """
