@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -155,11 +155,33 @@ class Fields:
     def object(self, key: str) -> "Fields":
         return Fields(self.take(dict, key), f"{self.where}: key {key!r}")
 
-    def record(self, kind: type[T], *, whole: bool = True) -> T:
+    def need(self, missing: Iterable[str]) -> None:
+        """Refuse an object in which keys are missing, and name them all."""
+        if keys := [*map(repr, missing)]:
+            words = ("keys", "are", "them") if len(keys) > 1 else ("key", "is", "it")
+            listed = f"{words[0]} {', '.join(keys)} {words[1]} missing"
+            raise ConfigError(f"{self.where}: {listed}; add {words[2]}")
+
+    def missing(self, kind: type[Any]) -> Iterator[str]:
+        """The keys of the dataclass ``kind`` that must be there and are not; of one within it
+        "within.key"."""
+        for field in fields(kind):
+            inner = self.values.get(field.name)
+            if field.default is MISSING and field.name not in self:
+                yield field.name
+            elif (
+                isinstance(field.type, type)
+                and is_dataclass(field.type)
+                and isinstance(inner, dict)
+            ):
+                yield from (f"{field.name}.{key}" for key in Fields(inner, "").missing(field.type))
+
+    def record(self, kind: type[T]) -> T:
         """The dataclass ``kind``, each field read by its type, dataclasses within it too. Whole
         numbers are 1 or more where they must be there or are by default; a field's metadata may
         have the "words" that it can be, or the pattern and an example that text is "like".
-        ``whole``: nothing else is there."""
+        What else is there is an error."""
+        self.need(self.missing(kind))
         values: dict[str, Any] = {}
         for field in fields(kind):  # type: ignore[arg-type]
             key, default = field.name, field.default
@@ -188,8 +210,7 @@ class Fields:
             if not re.fullmatch(pattern, f"{value}"):
                 raise self.fail(key, f"must be text such as {example!r}, got {short(value)}")
             values[key] = value
-        if whole:
-            self.done()
+        self.done()
         return kind(**values)
 
     def done(self) -> None:

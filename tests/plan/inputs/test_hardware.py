@@ -7,7 +7,7 @@ import pytest
 from tiledask import load_cluster
 from tiledask.errors import ConfigError
 from tiledask.plan.data import data_file, names
-from tiledask.plan.inputs.hardware import LATENCY, SHARE, load_device
+from tiledask.plan.inputs.hardware import SHARE, load_device
 
 
 @pytest.mark.parametrize("name", names("hardware"))
@@ -50,11 +50,13 @@ def test_a_cluster_file_overrides_the_node(tmp_path):
     assert uneven == "6 devices are taken as 1 full node of 4 and one with 2"
     with pytest.raises(ConfigError, match="'speed' is not known"):
         read(tmp_path, {**six, "speed": 1})
+    with pytest.raises(ConfigError, match="keys 'devices', 'device' are missing; add them"):
+        read(tmp_path, {})
 
 
 def test_a_device_of_ones_own_needs_only_what_has_no_default(tmp_path):
     cluster = read(tmp_path, own())
-    assert (cluster.within_node.latency, cluster.within_node.share) == (LATENCY, SHARE)
+    assert (cluster.within_node.latency, cluster.within_node.share) == (5e-6, SHARE)
     assert (cluster.device.multiprocessors, cluster.device.calibration) == (0, "other")
     assert read(tmp_path, own(latency=2e-6, share=0.5)).within_node.reached == 5e9
     keys = {"capability", "clock", "l2_bytes", "l2_bytes_per_clock", "registers", "threads"}
@@ -77,6 +79,16 @@ def test_a_device_of_ones_own_needs_only_what_has_no_default(tmp_path):
         ({}, {"capability": "sm_90"}, "'capability' must be text such as '9.0', got 'sm_90'"),
         ({}, {"memory_bytes": -1}, r"mine\.json.*'memory_bytes' must be .* of 1 or more"),
         ({}, {"peak": 1}, "'peak' is not known"),
+        (
+            {},
+            {"memory_bytes": None, "peak_flops": None},
+            "'device.peak_flops' are missing; add them",
+        ),
+        (
+            {"name": None},
+            {"devices_per_node": None},
+            "keys 'devices_per_node', 'within_node.name' are",
+        ),
     ],
 )
 def test_links_and_devices_that_cannot_be(tmp_path, link, fact, message):

@@ -1,9 +1,11 @@
 """Devices, links and clusters: datasheet numbers as frozen values."""
 
+import dataclasses
 import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields, names, read, read_named
@@ -11,7 +13,7 @@ from tiledask.plan.units import format_bytes, parse_bytes
 
 __all__ = ["LATENCY", "SHARE", "ClusterSpec", "Device", "Link", "load_cluster", "load_device"]
 
-LATENCY, SHARE = 10e-6, 0.8
+LATENCY, SHARE = {"within_node": 5e-6, "between_nodes": 10e-6}, 0.8
 """Seconds, and the part of its bandwidth reached, of a link whose description says none."""
 
 
@@ -21,7 +23,7 @@ class Link:
 
     name: str
     bytes_per_second: float
-    latency: float = LATENCY  # Seconds that a message of no bytes takes
+    latency: float = LATENCY["between_nodes"]  # Seconds that a message of no bytes takes
     share: float = SHARE  # Part of ``bytes_per_second`` that large collectives reach
 
     @property
@@ -145,7 +147,7 @@ MOST_DEVICES = 10**8
 
 def load_device(name: str) -> Device:
     """The shipped device ``name``; unknown names are a ConfigError."""
-    return _find(name).record(Device, whole=False)
+    return _cluster(1, _find(name)).device
 
 
 def load_cluster(spec: str | os.PathLike[str] | ClusterSpec) -> ClusterSpec:
@@ -159,8 +161,8 @@ def load_cluster(spec: str | os.PathLike[str] | ClusterSpec) -> ClusterSpec:
     like those in data/hardware; all else in it replaces the device's own: ``devices_per_node``,
     ``within_node``, ``between_nodes``, or ``host_bytes`` and ``nvme_bytes``, the memory and the
     disks of a node for what is offloaded. A link has a ``name``, ``bytes_per_second`` of
-    one device in one direction, and may have ``latency`` (seconds, LATENCY if absent) and
-    ``share`` (the part of the bandwidth that collectives reach, SHARE if absent).
+    one device in one direction, and may have ``latency`` (seconds; if absent, 5e-6 within and
+    10e-6 between nodes) and ``share`` (the part of the bandwidth that collectives reach, or 0.8).
 
     >>> str(load_cluster("8xH100"))
     '8 x H100 (80 GB each)'
@@ -196,6 +198,7 @@ def load_cluster(spec: str | os.PathLike[str] | ClusterSpec) -> ClusterSpec:
         return replace(near, device=device, assumed=f"speed and links of {shipped}")
     if file or (len(text) < 4096 and Path(text).is_file()):
         fields = read(text)
+        fields.need(key for key in ("devices", "device") if key not in fields)
         named = isinstance(fields.values.get("device"), str)
         base = _find(fields.take(str, "device")) if named else fields.object("device")
         own = {key: v for key, v in fields.values.items() if key not in ("devices", "device")}
@@ -218,16 +221,19 @@ def _find(name: str) -> Fields:
 
 def _cluster(devices: int, fields: Fields) -> ClusterSpec:
     """``devices`` of the device in ``fields``, in the nodes described there."""
-    device, links = fields.record(Device, whole=False), list[Link]()
-    size = fields.take(int, "devices_per_node")
-    for key in ("within_node", "between_nodes"):
-        described = fields.object(key)
-        links.append(link := described.record(Link))
+    values: dict[str, Any] = {"devices": devices, "device": {}}
+    own = {field.name for field in dataclasses.fields(Device)}
+    for key, value in fields.values.items():
+        (values["device"] if key in own else values)[key] = value
+        if key in LATENCY and isinstance(value, dict):
+            values[key] = {"latency": LATENCY[key], **value}
+    fields = Fields(values, fields.where)
+    cluster = fields.record(ClusterSpec)
+    for key in LATENCY:
+        link = getattr(cluster, key)
         if not 0 < link.share <= 1:
             rule = f"must be above 0 and at most 1, got {link.share:g}"
-            raise described.fail("share", rule)
+            raise fields.object(key).fail("share", rule)
         if not link.bytes_per_second:
-            raise described.fail("bytes_per_second", "must be above 0 bytes/s, got 0")
-    host, disks = (fields.take(int, key, 0, 0) for key in ("host_bytes", "nvme_bytes"))
-    fields.done()
-    return ClusterSpec(devices, device, size, links[0], links[1], host, disks)
+            raise fields.object(key).fail("bytes_per_second", "must be above 0 bytes/s, got 0")
+    return cluster
