@@ -23,8 +23,12 @@ _SIZE = re.compile(
 )
 _LIKE_A_SIZE = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?\s*[kmbt]", re.I)
 _UNITS = {"k": 3, "m": 6, "b": 9, "t": 12}
-TUNED = r"^meta-|-(instruct|chat|base|it|hf|fp16|bf16)(?=-|$)"
-"""What names on the hub have of models with the sizes of the one without it."""
+ALIKE = {
+    r"^meta-|-(instruct|thinking|chat|base|it|hf|fp16|bf16)(-[0-9]{4})?(?=-|$)": "",
+    r"^llama-3-": "llama-3.1-",
+    r"^qwen2(\.5)?-((math|coder)-)?": "qwen2.5-",
+}
+"""Of names on the hub: a part -> that of a model with the same sizes."""
 SMALLEST, LARGEST = 10**8, 10**14
 
 
@@ -75,8 +79,10 @@ def load_model(spec: str | os.PathLike[str] | Model) -> Model:
 
 def _untuned(name: str) -> str:
     """The last part of a name on the hub, without what has no part in the sizes."""
-    plain = re.sub(TUNED, "", name.lower().rpartition("/")[2])
-    return plain.replace("llama-3-", "llama-3.1-")
+    plain = name.lower().rpartition("/")[2]
+    for part, same in ALIKE.items():
+        plain = re.sub(part, same, plain)
+    return plain
 
 
 @cache
