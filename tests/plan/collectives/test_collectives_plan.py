@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from oracles.closed_collectives import bytes_of
 
 from tiledask.errors import ConfigError
-from tiledask.plan.collectives.algorithms import KINDS, rounds
+from tiledask.plan.collectives.algorithms import MADE_FROM, rounds
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.collectives.rows import halo_strips, halo_widths
 from tiledask.plan.products.traffic import Traffic
 
 ALGORITHMS = "ring", "tree", "direct"
-EVERY = list(product(KINDS, ALGORITHMS))
+EVERY = list(product(MADE_FROM, ALGORITHMS))
 
 
 def replayed(kind, algorithm, n, root=0):

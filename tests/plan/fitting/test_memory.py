@@ -16,7 +16,7 @@ from tiledask.plan.inputs.layout import SCHEDULES
 from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.plan.ledger import ALWAYS
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, LOOPED, V_SHAPED
-from tiledask.plan.pipelines.validate import peaks
+from tiledask.plan.pipelines.validate import most_kept
 
 SMALL = Model(hidden=64, layers=6, heads=8, ffn=256, vocab=96, learned_pos=64, dropout=True)
 GATED = Model(hidden=64, layers=4, heads=8, ffn=128, vocab=96, kv_heads=2, mlp="swiglu")
@@ -216,7 +216,7 @@ def test_in_flight_is_what_the_schedule_holds(name, p, m):
     real = "interleaved" if name == "1f1b" and v > 1 else name
     built = schedule(real, p * v, m, **({"devices": p} if looped else {}))
     states = [alive(name, p, m, layout.interleave, stage) for stage in range(p)]
-    assert tuple(max(map(sum, each)) for each in states) == peaks(built)[0]
+    assert tuple(max(map(sum, each)) for each in states) == most_kept(built)[0]
     for stage, each in enumerate(states):
         chunks = layout.stage_chunks(stage)
         assert all(len(state) == len(chunks) for state in each)

@@ -12,7 +12,7 @@ from tiledask import Layout, Model, load_recipe
 from tiledask.errors import ConfigError
 from tiledask.plan.arrays import combinations
 from tiledask.plan.data import names
-from tiledask.plan.fitting.vectorized import peaks
+from tiledask.plan.fitting.vectorized import peak_bytes
 from tiledask.plan.inputs.recipes import State
 
 DENSE = Model(hidden=64, layers=13, heads=8, ffn=250, vocab=97, learned_pos=128, dropout=True)
@@ -80,7 +80,7 @@ def test_peaks_are_the_ledgers_to_the_byte(recipes, many, model, data, sequence)
     if recipes is WAYS:  # weights away from the device are for ZeRO-3 alone
         many = [{**row, "zero": 3} for row in many]
     columns = {field: np.array([row[field] for row in many]) for field in many[0]}
-    found = peaks(model, recipe, sequence, **columns).tolist()
+    found = peak_bytes(model, recipe, sequence, **columns).tolist()
     expected = [td.estimate_memory(model, Layout(**row), recipe, sequence).peak for row in many]
     assert found == expected
 
@@ -92,14 +92,14 @@ def test_a_state_of_one_moment_counts_at_that_moment():
     fields = {"pp": 2, "microbatches": 4, "schedule": "gpipe"}
     memory = td.estimate_memory(model, Layout(**fields), recipe, 64)
     assert memory.ledger.binding[:2] == (1, "loss")
-    assert peaks(model, recipe, 64, **fields) == memory.peak
+    assert peak_bytes(model, recipe, 64, **fields) == memory.peak
 
 
 def test_what_64_bits_do_not_hold_is_refused():
     with pytest.raises(ConfigError, match="too large to count"):
-        peaks(DENSE, sequence=64, microbatch=2**31, microbatches=2**31, schedule="gpipe")
+        peak_bytes(DENSE, sequence=64, microbatch=2**31, microbatches=2**31, schedule="gpipe")
     with pytest.raises(ConfigError, match="schedule must be one of"):
-        peaks(DENSE, sequence=64, schedule="zb-v")
+        peak_bytes(DENSE, sequence=64, schedule="zb-v")
 
 
 @pytest.mark.parametrize("largest", [3, 10**5, 2**40], ids=["listed", "sorted", "beyond 64 bits"])

@@ -17,7 +17,7 @@ from tiledask import (
     validate,
 )
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.validate import peaks
+from tiledask.plan.pipelines.validate import most_kept
 
 
 def best_of_all(kinds, limit, *times):
@@ -71,7 +71,7 @@ def test_four_stages_of_eight_micro_batches(options, makespan):
     best = optimal_schedule(4, 8, 1.0, 2.0, timeout=240, **options)
     assert (best.makespan, best.proven) == (makespan, True)
     if "memory_limit" in options:
-        assert max(peaks(best.schedule)[0]) <= options["memory_limit"]
+        assert max(most_kept(best.schedule)[0]) <= options["memory_limit"]
     assert best.schedule.microbatches == 8
 
 
@@ -119,4 +119,4 @@ def test_zb_v_attains_the_lower_bound(p):
         t = simulate(built, 1.0, 2.0)
         assert t.makespan == (p - 1) + 6 * m
         assert t.span_bubble == pytest.approx(0.0, abs=1e-12)
-        assert max(peaks(built)[0]) == min(2 * p, 2 * m)
+        assert max(most_kept(built)[0]) == min(2 * p, 2 * m)

@@ -15,7 +15,7 @@ from tiledask import Schedule, judge, memory_over_time, partition, schedule, sim
 from tiledask.errors import PartitionError, ScheduleError
 from tiledask.plan.pipelines import closed_form as cf
 from tiledask.plan.pipelines.schedules import LOOPED, called
-from tiledask.plan.pipelines.validate import peaks
+from tiledask.plan.pipelines.validate import most_kept
 
 CASES = load_cases("schedule.json")
 
@@ -90,7 +90,7 @@ def runs(case):
             looped = {"devices": p} if ours in LOOPED else {}
             built = schedule(ours, stages, m, **looped, **options)
         t = simulate(built, **times)
-        assert t.peak_in_flight == peaks(built)[0]
+        assert t.peak_in_flight == most_kept(built)[0]
         yield t, simulate(built, **times | {"latency": 0}).makespan
 
 

@@ -12,7 +12,7 @@ from tiledask import Action, Schedule, memory_over_time, schedule, schedules, si
 from tiledask.errors import ScheduleError
 from tiledask.lab.sweep import schedule_on
 from tiledask.plan.pipelines import closed_form as cf
-from tiledask.plan.pipelines.validate import peaks
+from tiledask.plan.pipelines.validate import most_kept
 
 
 def reference(s: Schedule, seconds, together, hop) -> dict:
@@ -100,7 +100,7 @@ def test_interleaving_divides_the_bubble_by_the_chunks_for_any_m_from_p_on(p, v,
     assert t.makespan == pytest.approx(interleaved_makespan(p, m, v, stage=3.0))
     assert t.bubble_overhead == pytest.approx(cf.bubble_overhead(p, m, v))
     assert t.bubble_fraction == pytest.approx(cf.bubble_fraction(p, m, v))
-    assert t.peak_in_flight == peaks(s)[0]
+    assert t.peak_in_flight == most_kept(s)[0]
     if v > 1 < p:  # every hop back to the first device is paid
         t = simulate(schedule("interleaved", p * v, 3 * p, devices=p), 1.0 / v, 2.0 / v, c)
         counted = interleaved_makespan(p, 3 * p, v, 3.0, c)

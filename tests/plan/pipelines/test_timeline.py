@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tiledask import Timeline
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.timeline import CAUSES, KINDS
+from tiledask.plan.pipelines.timeline import CAUSES, SPANS
 
 
 def spans(kinds, stages=3, microbatches=5):
@@ -45,7 +45,7 @@ def check(t: Timeline) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(spans(KINDS), st.sampled_from(["measured", "simulated"]))
+@given(spans(SPANS), st.sampled_from(["measured", "simulated"]))
 def test_busy_and_idle_by_counting(rows, origin):
     t = timeline(rows, origin)
     check(t)

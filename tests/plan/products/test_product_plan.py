@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tiledask import Partial, Replicate, Shard, Tiling, Traffic, algorithms
 from tiledask.errors import PlacementError
-from tiledask.plan.products.cost import MachineRates, cost
+from tiledask.plan.products.cost import MachineRates, product_seconds
 from tiledask.plan.products.product import grids
 
 GRID, COPIES = (Shard(0), Shard(1)), (Replicate(), Replicate())
@@ -228,7 +228,7 @@ def stretches(region, block):
 
 
 def slowest(plan, **rates):
-    return cost(plan, 1, 1, replace(FREE, **rates))[0]
+    return product_seconds(plan, 1, 1, replace(FREE, **rates))[0]
 
 
 def strided(plan, rank):
@@ -264,7 +264,9 @@ def test_every_rate_counts_what_it_says(part, tilings, data, name):
     assert slowest(plan, touch=1.0) == max(passes)
     assert slowest(plan, task=1.0) == plan.ranks * (3 if plan.sums else 1)
     assert slowest(plan, request=1.0) == (3 if plan.sums else 2)
-    seconds, busy = cost(plan, 4, 8, replace(FREE, flops=1.0, touch=8.0, read=4.0, overlapped=True))
+    seconds, busy = product_seconds(
+        plan, 4, 8, replace(FREE, flops=1.0, touch=8.0, read=4.0, overlapped=True)
+    )
     if not plan.sums:
         sides = zip(extents, map(len, plan.panels), strict=True)
         work = [2 * m * n * k + ((m + n) * k * 4 + 16 * m * n * p) / 8 for (m, n, k), p in sides]

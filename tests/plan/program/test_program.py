@@ -7,7 +7,7 @@ import tiledask as td
 from tiledask import Program
 from tiledask.errors import ProgramError, ScheduleError
 from tiledask.lab.sweep import schedule_on
-from tiledask.plan.pipelines.validate import needs, peaks
+from tiledask.plan.pipelines.validate import most_kept, needs
 
 
 def drawn(name, seed):
@@ -42,7 +42,7 @@ def test_its_timeline_is_that_of_the_schedule(name, seed):
 def test_it_holds_and_moves_what_the_schedule_does_and_text_is_read_back(name):
     schedule, *_ = drawn(name, 4)
     program = td.program(schedule).check()
-    assert program.memory.per_place == dict(enumerate(peaks(schedule)[0]))
+    assert program.memory.per_place == dict(enumerate(most_kept(schedule)[0]))
     program = td.program(schedule, block_bytes=6, activation=10)
     moves = [
         (schedule.holder(b.stage, b.microbatch), schedule.holder(a.stage, a.microbatch), 6)
@@ -55,7 +55,7 @@ def test_it_holds_and_moves_what_the_schedule_does_and_text_is_read_back(name):
     assert again == program
     assert again.name == program.name
     alone = td.program(schedule, activation=10).memory.per_place
-    assert alone == {d: 10 * peak for d, peak in enumerate(peaks(schedule)[0])}
+    assert alone == {d: 10 * peak for d, peak in enumerate(most_kept(schedule)[0])}
 
 
 def test_memory_names_what_is_held_and_when():

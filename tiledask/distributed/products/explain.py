@@ -17,7 +17,7 @@ from tiledask.distributed.cluster.room import Room
 from tiledask.distributed.products.memory import PANELS, ledger_of
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.ledger import Ledger
-from tiledask.plan.products.cost import MachineRates, cost
+from tiledask.plan.products.cost import MachineRates, product_seconds
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms
 from tiledask.plan.products.product_plan import PANEL, RUNTIME, ProductPlan
@@ -177,7 +177,8 @@ class ProductQuestion:
             return Choice(name, why_not=str(error))
         sizes = self.dtype.itemsize, accumulator(self.dtype).itemsize
         traffic = plan.traffic(*sizes)
-        seconds, busy = cost(plan, *sizes, self.rates) if self.rates else (inf, ())
+        timed = self.rates and product_seconds(plan, *sizes, self.rates)
+        seconds, busy = timed or (inf, ())
         return Choice(
             name,
             plan.options,

@@ -10,7 +10,7 @@ from tiledask.distributed.ranks.records import Record, Terms
 from tiledask.distributed.ranks.rounds import Held, operation, rank_rounds, through
 from tiledask.distributed.transport.transport import Port
 from tiledask.errors import ConfigError
-from tiledask.plan.collectives.algorithms import KINDS, algorithms, default
+from tiledask.plan.collectives.algorithms import MADE_FROM, algorithms, default
 from tiledask.tile.backend import name_of
 
 __all__ = ["Exchange", "How"]
@@ -45,7 +45,7 @@ class Exchange:
         if not OPTIONS.issuperset(how):
             raise TypeError(f"{kind} takes {', '.join(sorted(OPTIONS))}, got {', '.join(how)}")
         self.rank, self.axes, size = group.owner, group.axes, group.size
-        self.algorithm = (how.get("algorithm") or default(kind, size)) if kind in KINDS else ""
+        self.algorithm = (how.get("algorithm") or default(kind, size)) if kind in MADE_FROM else ""
         if self.algorithm and self.algorithm not in algorithms:
             raise ConfigError(
                 f"no algorithm {self.algorithm!r} for {kind}; there are {', '.join(algorithms)}"

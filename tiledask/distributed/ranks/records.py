@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
 from tiledask.plan import html
-from tiledask.plan.collectives.algorithms import KINDS
+from tiledask.plan.collectives.algorithms import MADE_FROM
 from tiledask.plan.collectives.cost import cost
 from tiledask.plan.collectives.rows import halo_cost
 from tiledask.plan.units import format_bytes, format_seconds
@@ -81,7 +81,7 @@ class Record(NamedTuple):
 @cache
 def predicted(kind: str, algorithm: str, me: int, terms: Terms) -> Moved:
     """What rank ``me`` of a group moves."""
-    if kind in KINDS:
+    if kind in MADE_FROM:
         return Moved(*cost(kind, algorithm, *terms).of_rank(me))
     if kind in ("halo_exchange", "halo_reduce"):
         return Moved(*halo_cost(kind, *terms).of_rank(me))

@@ -22,7 +22,7 @@ from tiledask.lab.course.question import Names, cut_over, question
 from tiledask.lab.course.runs import Blocking
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
-from tiledask.plan.products.cost import MachineRates, cost
+from tiledask.plan.products.cost import MachineRates, product_seconds
 from tiledask.plan.products.product_plan import RUNTIME, ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.backend import accumulator, as_dtype
@@ -198,7 +198,7 @@ def _proposal(shape: tuple[int, int, int], way: Blocking, device: str) -> Propos
         task=0.0, request=0.0, overlapped=True,
     )  # fmt: skip
     held = ledger_of(plan, FLOAT, "tiled", way.tile).peak
-    seconds, _ = cost(plan, ITEM, ITEM, rates)
+    seconds, _ = product_seconds(plan, ITEM, ITEM, rates)
     return Proposal(way, plan, plan.traffic(ITEM).total, held, loaded, seconds)
 
 

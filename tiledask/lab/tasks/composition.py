@@ -21,7 +21,7 @@ from tiledask.lab.tasks.order import order_of
 from tiledask.lab.tasks.partition import legal
 from tiledask.plan.pipelines.closed_form import lower_bound
 from tiledask.plan.pipelines.schedules import LOOPED, called, schedule, schedules
-from tiledask.plan.pipelines.validate import peaks, validate
+from tiledask.plan.pipelines.validate import most_kept, validate
 from tiledask.plan.splitting.partition import capacities, layer_ranges
 from tiledask.plan.units import format_bytes
 
@@ -121,7 +121,7 @@ def _found(key: str) -> tuple[float, str]:
     inputs = json.loads(key)
     devices, m, latency = inputs["devices"], inputs["microbatches"], inputs.get("latency", 0.0)
     orders = [schedule(name, devices, m) for name in SEARCHED]
-    most, caps = [peaks(order)[0] for order in orders], capacities(inputs["capacity"], devices)
+    most, caps = [most_kept(order)[0] for order in orders], capacities(inputs["capacity"], devices)
 
     def bounded(bounds: Sequence[int]) -> tuple[float, Stages]:
         stages = [range(a + 1, b + 1) for a, b in pairwise(bounds)]

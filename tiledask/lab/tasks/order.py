@@ -10,7 +10,7 @@ from tiledask.errors import ConfigError, ScheduleError, short
 from tiledask.lab.tasks import kind
 from tiledask.lab.tasks.result import within
 from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
-from tiledask.plan.pipelines.validate import peaks, validate
+from tiledask.plan.pipelines.validate import most_kept, validate
 
 __all__ = ["best", "check_inputs", "in_full", "measure", "order_of", "read", "runs", "solve"]
 
@@ -107,7 +107,7 @@ def read(inputs: kind.Inputs, answer: Any) -> td.Schedule:
 
 
 def measure(inputs: kind.Inputs, order: td.Schedule) -> kind.Measured:
-    run, (most, turns) = _run(inputs, order), peaks(order)
+    run, (most, turns) = _run(inputs, order), most_kept(order)
     kept, turn = max(most), turns[device := most.index(max(most))]
     where = f"{kept:g} kept from {order.orders[device][turn]} on"
     return {"makespan": (run.makespan, kind.idle_causes(run)), "kept": (int(kept), where)}

@@ -18,7 +18,7 @@ from tiledask.plan.arrays import Columns
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.overhead import VERDICTS, Overhead
 from tiledask.plan.fitting.space import COLUMNS, Space, layouts_of
-from tiledask.plan.fitting.vectorized import peaks
+from tiledask.plan.fitting.vectorized import peak_bytes
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, Layout, Numbers
 from tiledask.plan.inputs.load import load_cluster, load_model
@@ -135,7 +135,7 @@ class Plans(Sequence[Plan], Printable):
         self.run = held = replace(recipe, framework=known.framework, usual=known.usual)
         layouts = {name: n[name] for name in COLUMNS}
         if "peak" not in n:
-            n = layouts | {"peak": peaks(self.model, held, self.sequence, **layouts)}
+            n = layouts | {"peak": peak_bytes(self.model, held, self.sequence, **layouts)}
         over = Overhead.of(cluster.device, held, Numbers(**layouts))
         verdict = over.verdict(n["peak"])
         seconds = np.full(len(verdict), np.inf)
@@ -256,9 +256,9 @@ def search(
     ``recipe``: default the framework's, "mixed-adam-16" without one. ``devices``: numbers of
     devices to use (default: all of the cluster's). ``calibration``: as of `estimate_step`.
     ZeRO 3 gathers each layer's weights for every micro-batch.
-    Memory is counted to the byte (:func:`tiledask.plan.fitting.vectorized.peaks`). Time is ranked
-    by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's ``seconds`` are
-    those of :func:`tiledask.estimate_step`, and the first 14 stand in their order.
+    Memory is counted to the byte (:func:`tiledask.plan.fitting.vectorized.peak_bytes`). Time is
+    ranked by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's
+    ``seconds`` are those of :func:`tiledask.estimate_step`, and the first 14 stand in their order.
 
     >>> plans = search("llama-2-70b", "64xA100-80GB", 256)
     >>> plans.best.verdict, plans.best.seconds <= plans[1].seconds

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from tiledask.errors import ConfigError
 
-__all__ = ["KINDS", "Move", "Rounds", "algorithms", "default", "rounds"]
+__all__ = ["MADE_FROM", "Move", "Rounds", "algorithms", "default", "rounds"]
 
 ROOTED = ("broadcast", "reduce")
 
@@ -50,12 +50,13 @@ def rounds(kind: str, algorithm: str, n: int, root: int = 0) -> Rounds:
     >>> [len(rounds("all_reduce", name, 8)) for name in ("ring", "tree", "direct")]
     [14, 6, 2]
     """
-    for what, name, known in (("collective", kind, KINDS), ("algorithm", algorithm, algorithms)):
+    given = ("collective", kind, MADE_FROM), ("algorithm", algorithm, algorithms)
+    for what, name, known in given:
         if name not in known:
             raise ConfigError(f"no {what} {name!r}; there are {', '.join(known)}")
     if not 0 <= root < n:
         raise ConfigError(f"root {root} is none of the group's ranks 0..{n - 1}; choose one")
-    (makers, change), first = _MADE_FROM[kind], root if kind in ROOTED else 0
+    (makers, change), first = MADE_FROM[kind], root if kind in ROOTED else 0
     return tuple(
         tuple(Move((s + first) % n, (d + first) % n, chunks, adds) for s, d, chunks, adds in moves)
         for moves in change(makers[algorithm](n))
@@ -131,7 +132,7 @@ algorithms = tuple(_GATHER)
 """The names of the algorithms of every collective."""
 _EXCHANGE: _Makers = dict.fromkeys(algorithms, lambda n: _to_all(n, lambda r, to: (n * r + to,), n))
 
-_MADE_FROM: dict[str, tuple[_Makers, Callable[[Rounds], Rounds]]] = {
+MADE_FROM: dict[str, tuple[_Makers, Callable[[Rounds], Rounds]]] = {
     "all_gather": (_GATHER, tuple),
     "reduce_scatter": (_GATHER, _transposed),
     "all_reduce": (_GATHER, lambda made: (*_transposed(made), *made)),
@@ -140,7 +141,5 @@ _MADE_FROM: dict[str, tuple[_Makers, Callable[[Rounds], Rounds]]] = {
     "all_to_all": (_EXCHANGE, tuple),
     "barrier": (_GATHER, lambda made: tuple(tuple(m._replace(chunks=()) for m in r) for r in made)),
 }
-"""kind -> (what makes rounds among n ranks with root 0, what becomes of them)."""
-
-KINDS = tuple(_MADE_FROM)
-"""Collectives that are made of moves of chunks; a halo exchange is not (rows.py)."""
+"""Of collectives that are made of moves of chunks (a halo exchange is not: rows.py), what makes
+rounds among n ranks with root 0, and what becomes of them."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.plan.diagnosis.infer import EXACT, MANY, Fit, fit_labelled, fit_rows
+from tiledask.plan.diagnosis.infer import EXACT, MANY, Explained, fit_labelled, fit_rows
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, every_remedy, remedies
 from tiledask.plan.diagnosis.timed import TimedSchedule, title
 from tiledask.plan.diagnosis.trace import Trace, is_labelled
@@ -194,7 +194,7 @@ def diagnose(trace: Timeline | str | PathLike[str] | Any) -> Diagnosis:
     return Diagnosis(*facts, tuple(_findings(read, fit)), _causes(run, plan), plan)
 
 
-def _findings(trace: Trace, fit: Fit | None) -> Iterator[Finding]:
+def _findings(trace: Trace, fit: Explained | None) -> Iterator[Finding]:
     """What the trace shows; what it does not has the value None."""
     run, names, _ = trace
     yield Finding("devices", run.devices, "exact", "in this order: " + ", ".join(names))

@@ -18,7 +18,7 @@ from tiledask.plan.diagnosis.trace import Trace, is_labelled
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.validate import validate
 
-__all__ = ["EXACT", "MANY", "Fit", "fit_labelled", "fit_rows"]
+__all__ = ["EXACT", "MANY", "Explained", "fit_labelled", "fit_rows"]
 
 EXACT = 1e-9
 """Share of the makespan within which a simulated time is that of the trace."""
@@ -28,7 +28,7 @@ NEARLY = 0.05
 """Share of the makespan beyond which no plan explains rows."""
 CHUNKS = 8
 """Most stages of a device in the schedules that are tried."""
-Fit = tuple[TimedSchedule, float, list[Schedule]]
+Explained = tuple[TimedSchedule, float, list[Schedule]]
 """(a plan that explains a trace, seconds by which its edges are off at most, the other orders of
 the table that fit as well)."""
 
@@ -102,8 +102,8 @@ def _read_off(
     return hops, overhead, tuple(name for name, waited in waits.items() if not waited.any())
 
 
-def fit_labelled(trace: Trace) -> Fit:
-    """The Fit of a trace that says each row's action. Raises ScheduleError if it cannot be."""
+def fit_labelled(trace: Trace) -> Explained:
+    """What explains a trace that says each row's action. Raises ScheduleError if it cannot be."""
     run, *_ = trace
     m, stages = 1 + int(run.microbatch.max()), 1 + int(run.stage.max())
     for name, devices, chunks in forms(run.devices, most=stages // run.devices):
@@ -134,8 +134,8 @@ def fit_labelled(trace: Trace) -> Fit:
     return fit[2], fit[1], []
 
 
-def fit_rows(trace: Trace) -> Fit | None:
-    """The best Fit of rows whose labels are missing, in part or all; None if nothing fits."""
+def fit_rows(trace: Trace) -> Explained | None:
+    """What explains rows best whose labels are missing, in part or all; None if nothing fits."""
     run, *_ = trace
     rows, tried = np.bincount(run.device), list[tuple[int, Form, int]]()
     for name, devices, chunks in forms(run.devices, CHUNKS):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.plan.diagnosis.timed import TIMES, Form, TimedSchedule, forms, made, title
-from tiledask.plan.pipelines.validate import peaks
+from tiledask.plan.pipelines.validate import most_kept
 
 __all__ = ["Remedy", "equal_stages", "every_remedy", "remedies"]
 
@@ -71,7 +71,7 @@ def every_remedy(plan: TimedSchedule) -> Iterator[tuple[str, Remedy]]:
     for lever, change, after in chain([("", "(as it is)", plan)], _changes(plan)):
         makespan, s = after.timeline.makespan, after.schedule
         # of the whole batch, on equal stages: GPipe keeps 1, 1F1B p / m
-        memory = max(peaks(s)[0]) * s.devices / s.stages / s.microbatches
+        memory = max(most_kept(s)[0]) * s.devices / s.stages / s.microbatches
         gain = 1 - makespan / base if base else 0.0
         yield lever, Remedy(change, after, makespan, gain, memory * m)
 

@@ -20,7 +20,7 @@ from tiledask.plan.arrays import Array, Columns
 from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import Overhead
 from tiledask.plan.fitting.space import CHUNKS, SHAPE, Space, context_degrees, grid, shapes
-from tiledask.plan.fitting.vectorized import ORDERS, peaks
+from tiledask.plan.fitting.vectorized import ORDERS, peak_bytes
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, MOST_OF_ANY, RECOMPUTE, Layout, Numbers
 from tiledask.plan.timing.step_time import step_parts
@@ -119,7 +119,7 @@ def _beyond(
     numbers = replace(Numbers.of(start), **n)
     over = Overhead.of(cluster.device, memory.recipe, numbers, own)
     brought = (numbers.zero == 3) | (not memory.recipe.offloads_weights)
-    found = peaks(memory.model, memory.recipe, memory.sequence, **vars(numbers))
+    found = peak_bytes(memory.model, memory.recipe, memory.sequence, **vars(numbers))
     return np.where(brought, found + over.total - over.sure, 1)
 
 

@@ -29,7 +29,7 @@ from tiledask.plan.ledger import ALWAYS, Row
 __all__ = ["Term", "Terms", "fullest", "rows"]
 
 FORWARD, LOSS, BACKWARD, STEP = "forward", "loss", "backward", "optimizer step"
-MOMENTS = (FORWARD, LOSS, BACKWARD)
+PHASES = (FORWARD, LOSS, BACKWARD)
 ZERO = "Rajbhandari et al. 2020, arXiv:1910.02054, Table 1"
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198"
 ENDS = f"{KORTHIKANTI}, section 4.3"
@@ -152,7 +152,7 @@ class Terms:
         sizes.append(head + tied)
         names = *(kind.name for kind in self.model.layer_kinds), "embedding", "head"
         largest = self._most(each.largest for each in self.items)
-        moments = MOMENTS if recipe.trains else MOMENTS[:1]
+        moments = PHASES if recipe.trains else PHASES[:1]
         weights = recipe.gathered_bytes, framework.live_weights
         gradients = recipe.gradient_bytes, framework.live_gradients
         for tensor, there, at, (width, live) in (
@@ -174,7 +174,7 @@ class Terms:
         recipe, width, ends = self.recipe, self.recipe.compute_bytes, _has(self.here[-2])
         cut = (self.layout.sequence_parallel > 0) & (self.layout.tp > 1)
         kept = list(self._kept())
-        for moment in MOMENTS:
+        for moment in PHASES:
             for term in kept:
                 here = ends if moment == LOSS else 1  # only a stage with the head has it
                 yield term._replace(moment=moment, there=term.there * here, bytes=term.bytes * here)
@@ -247,7 +247,7 @@ class Terms:
         loss = memory_of(recipe.framework).loss_bytes
         words = f"{LOGITS} x {{}} micro-batches"
         each, cast = min(4, loss - 2), "cast back to the precision of the product"
-        for moment in MOMENTS:
+        for moment in PHASES:
             factors = each, elements, waiting - ends * (moment == BACKWARD)
             yield _product("logits", moment, ends, words, factors, ENDS)
         found = [("logit gradients", LOSS, ends, recipe.compute_bytes, cast)]

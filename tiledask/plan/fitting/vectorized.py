@@ -23,7 +23,7 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import Item, check_run, item_parameters, tokens_of
 
-__all__ = ["ORDERS", "peaks"]
+__all__ = ["ORDERS", "peak_bytes"]
 
 ORDERS = ("naive", "gpipe", "1f1b")
 """Schedules whose stages hold the more, the earlier they are."""
@@ -34,7 +34,7 @@ COUNTED = {*vars(Numbers())} - {"recompute", "schedule", "items"}
 """Fields whose numbers are in a term's."""
 
 
-def peaks(
+def peak_bytes(
     model: Model,
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int | None = None,
@@ -47,7 +47,7 @@ def peaks(
     model allow, in the schedules of ORDERS.
 
     >>> from tiledask.plan.inputs.load import load_model
-    >>> peaks(load_model("gpt-200b"), tp=8, pp=10, dp=[1, 2, 4], zero=1, recompute="full")
+    >>> peak_bytes(load_model("gpt-200b"), tp=8, pp=10, dp=[1, 2, 4], zero=1, recompute="full")
     array([42897432576, 27320503296, 19532038656])
     """
     columns = np.broadcast_arrays(*vars(Numbers(**fields)).values())

@@ -32,7 +32,7 @@ update of a training, and the panels of a blocked product (M, multiply)."""
 TRANSFER = "T"
 """A block on its way to the device; it may overlap compute. Its stage and micro-batch are those of
 the action that made it, or -1 where that is not known."""
-KINDS = (*COMPUTE, TRANSFER)
+SPANS = (*COMPUTE, TRANSFER)
 CAUSES = {
     "warm-up": "not yet filled",
     "dependency": "waits for other stages",
@@ -125,7 +125,7 @@ class Timeline:
     device: np.ndarray
     """int32, rising: one device's spans follow the other's, each in the order of their starts."""
     code: np.ndarray
-    """int8: the kind of each span, as a position in KINDS."""
+    """int8: the kind of each span, as a position in SPANS."""
     stage: np.ndarray
     microbatch: np.ndarray
     start: np.ndarray
@@ -175,13 +175,13 @@ class Timeline:
         ScheduleError for a span of another kind or device, or that ends before it starts."""
         spans = sorted(spans, key=lambda s: (s[0], s[4], s[5]))
         for device, kind, stage, microbatch, start, end in spans:
-            if kind not in KINDS or not 0 <= device < devices or not start <= end:
+            if kind not in SPANS or not 0 <= device < devices or not start <= end:
                 raise ScheduleError(
                     f"{stage}{kind}{microbatch} is on rank {device} of {devices}, from {start} to "
-                    f"{end} s; kinds are {', '.join(KINDS)}, and a span ends at or after its start"
+                    f"{end} s; kinds are {', '.join(SPANS)}, and a span ends at or after its start"
                 )
         zero = min((s[4] for s in spans if s[1] != TRANSFER), default=0.0)
-        rows = [(d, KINDS.index(k), *rest) for d, k, *rest in spans]
+        rows = [(d, SPANS.index(k), *rest) for d, k, *rest in spans]
         columns = np.array(rows, float).reshape(-1, 6).T
         whole = columns[:4].astype(np.int32)
         times = columns[4] - zero, columns[5] - zero
@@ -208,7 +208,7 @@ class Timeline:
     @cached_property
     def kind(self) -> np.ndarray:
         """One word per span: of COMPUTE, or TRANSFER."""
-        return np.take(list(KINDS), self.code)
+        return np.take(list(SPANS), self.code)
 
     @cached_property
     def lower_bound(self) -> float | None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.schedule import Action, Schedule
-from tiledask.plan.pipelines.validate import needs, peaks
+from tiledask.plan.pipelines.validate import most_kept, needs
 
 __all__ = ["chimera", "dualpipe", "dualpipev", "in_blocks", "zb_v"]
 
@@ -192,7 +192,7 @@ def in_blocks(
         _blocks(later + np.array(offsets) @ (p, 1, d), d, microbatches, stages) for d in range(p)
     ]
     blocks = Schedule.of(left, places)
-    waits, most = needs(blocks), max(peaks(blocks)[0])
+    waits, most = needs(blocks), max(most_kept(blocks)[0])
     orders: list[list[Action]] = [[] for _ in left]
     kept, done, change = [0] * p, set[Action](), {"F": 1, "I": 0, "W": -1}
     while any(left):

@@ -8,7 +8,7 @@ import numpy as np
 from tiledask.errors import DeadlockError, ScheduleError
 from tiledask.plan.pipelines.schedule import Action, Schedule, sources
 
-__all__ = ["needs", "peaks", "runnable", "validate"]
+__all__ = ["most_kept", "needs", "runnable", "validate"]
 
 
 def needs(schedule: Schedule) -> dict[Action, tuple[Action, ...]]:
@@ -20,7 +20,7 @@ def needs(schedule: Schedule) -> dict[Action, tuple[Action, ...]]:
     }
 
 
-def peaks(schedule: Schedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def most_kept(schedule: Schedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """By device, the most (stage, micro-batch) activations that are kept, and the turn at which
     they first are; from the order alone: from a forward to its B or W, and without backwards each
     is let go at once."""
@@ -60,7 +60,7 @@ def validate(
     )
     if len(limits) != schedule.devices:
         raise ScheduleError(f"got {len(limits)} memory limits for {schedule.devices} devices")
-    for device, (peak, turn, limit) in enumerate(zip(*peaks(schedule), limits, strict=True)):
+    for device, (peak, turn, limit) in enumerate(zip(*most_kept(schedule), limits, strict=True)):
         if limit is not None and peak > limit:
             raise ScheduleError(
                 f"over memory: rank {device} keeps {peak} activations at turn {turn}, and may keep "

@@ -14,7 +14,7 @@ from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.products.regions import extents_of
 from tiledask.plan.products.traffic import Piece
 
-__all__ = ["MachineRates", "cost"]
+__all__ = ["MachineRates", "product_seconds"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MachineRates:
     """Whether reading goes on beside multiplying: False if every core multiplies already."""
 
 
-def cost(
+def product_seconds(
     plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRates
 ) -> tuple[float, tuple[float, ...]]:
     """(the predicted seconds of ``plan``, those of each rank multiplying and summing).

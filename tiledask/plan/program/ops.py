@@ -25,8 +25,8 @@ COMPUTE_STREAM = "compute"
 COLLECTIVES = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "halo_exchange", "halo_reduce"),
 )
-KINDS = {"send": "message", "recv": "message", "stop": "stop"}
-KINDS |= dict.fromkeys(COLLECTIVES, "collective")
+OP_KINDS = {"send": "message", "recv": "message", "stop": "stop"}
+OP_KINDS |= dict.fromkeys(COLLECTIVES, "collective")
 USUAL: dict[str, Any] = {
     "axis": 0, "work": 0, "label": "", "among": (), "dim": 0, "extents": (), "op": "sum",
     "split_dim": 0, "before": 0, "after": 0,
@@ -77,7 +77,7 @@ class Op:
     @property
     def kind(self) -> str:
         """ "kernel", "message", "collective" or "stop"."""
-        return KINDS.get(self.name, "kernel")
+        return OP_KINDS.get(self.name, "kernel")
 
     def __repr__(self) -> str:
         args = dict(self.args)
