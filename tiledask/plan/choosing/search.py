@@ -121,13 +121,7 @@ class Plans(Sequence[Plan], Printable):
     ``columns``: fields of all layouts and what they take; ``order``: their rows, the best first.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        assumed: dict[str, Any],
-        n: Columns,
-        left_out: dict[str, int],
-    ):
+    def __init__(self, run: Run, assumed: dict[str, Any], n: Columns, left_out: dict[str, int]):
         self.model, cluster, self.global_batch, recipe, self.sequence = run
         self.cluster, self.recipe, self.assumed, self.left_out = cluster, recipe, assumed, left_out
         known = calibration_of(cluster.device, recipe, **assumed)

@@ -1,9 +1,5 @@
-"""Does it fit? A verdict, what decides it, and the smallest change that makes it fit.
-
-0 .... estimate .... + CUDA context ........ + whole overhead     capacity right of all: "fits"
-                                                                  between the last two:  "tight"
-                                                                  left of the context:   "no"
-"""
+"""Does it fit? A verdict (overhead.py draws it), what decides it, and the smallest change that
+makes it fit."""
 
 import re
 from collections import Counter

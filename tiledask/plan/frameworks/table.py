@@ -165,8 +165,11 @@ class Read:
             )
         return self.devices // each
 
-    def _layout(self, facts: Settings, sizes: Sequence[int], layers: int) -> Layout:
-        """The Layout of the facts, of chunks of ``sizes`` layers; no partition if they are even."""
+    def imported(
+        self, model: Model, facts: Settings, sizes: Sequence[int], optimizer: str
+    ) -> Imported:
+        """What was found, in chunks of ``sizes`` layers, cut by hand where these are not even.
+        ``optimizer``: the name under which it stands."""
         dp, microbatch, batch = facts["dp"], facts["microbatch"], facts["batch"]
         if not dp * microbatch or batch % (dp * microbatch):
             raise ConfigError(
@@ -174,23 +177,18 @@ class Read:
                 f"{microbatch} in a micro-batch; change one of them"
             )
         chunks, pp = len(sizes), facts["pp"]
-        if not chunks or chunks % pp or sum(sizes) != layers or min(sizes) < 0:
+        if not chunks or chunks % pp or sum(sizes) != model.layers or min(sizes) < 0:
             raise ConfigError(
                 f"{self.where} has {chunks} stages with {sum(sizes)} layers, and the run {pp} "
-                f"pipeline ranks and {layers} layers; every rank has as many stages"
+                f"pipeline ranks and {model.layers} layers; every rank has as many stages"
             )
         own = {each.name: facts[each.name] for each in fields(Layout) if each.name in facts}
         if own.get("expert_tp") == own["tp"]:
             own["expert_tp"] = 0  # as without it
         own |= {"microbatches": batch // (dp * microbatch), "interleave": chunks // pp}
-        plain = Layout(**own)
-        return plain if is_even(plain, sizes) else Layout(**own, partition=(0, *accumulate(sizes)))
-
-    def imported(
-        self, model: Model, facts: Settings, sizes: Sequence[int], optimizer: str
-    ) -> Imported:
-        """What was found, in chunks of ``sizes`` layers. ``optimizer``: the name under which it
-        stands."""
+        layout = Layout(**own)
+        if not is_even(layout, sizes):
+            layout = Layout(**own, partition=(0, *accumulate(sizes)))
         uncounted = []
         kind = str(self.get(optimizer, "Adam"))
         if "adam" in load_recipe(facts["recipe"]).name and "adam" not in kind.lower():
@@ -198,7 +196,6 @@ class Read:
         uncounted += self.unread()
         sequence = model.usual_sequence if facts["sequence"] == -1 else facts["sequence"]
         said, by = (*uncounted, *self.assumed), facts.get("framework")
-        layout = self._layout(facts, sizes, model.layers)
         return Imported(model, layout, _altered(facts), sequence, said, by)
 
     def unread(self) -> list[str]:

@@ -62,7 +62,16 @@ def read(text: str, model: Model | None, devices: int | None) -> Imported:
             found.used.add(name)
     notes += [*found.unread(), *found.assumed]
     if not of_megatron:
-        return trainer.trained(_of_fsdp(f), notes, "verl", model, found.devices)
+        theirs = {
+            "fsdp": "full_shard", "fsdp_config.offload_params": f["offloads"], "bf16": True,
+            "fsdp_config.sharding_strategy": "SHARD_GRAD_OP" if f["reshards"] == "False" else "",
+            "pure_bf16": f["dtype"] != "fp32",
+            "gradient_checkpointing": f["checkpoints"] != "False",
+            "context_parallel_size": f["cp"], "cutoff_len": f["sequence"],
+            "per_device_train_batch_size": f["micro"], "gradient_accumulation_steps": f["steps"],
+            "use_peft": f["rank"] > 0, "lora_rank": f["rank"] or 8, "lora_targets": f["targets"],
+        }  # fmt: skip
+        return trainer.trained(theirs, notes, "verl", model, found.devices)
     theirs = TABLE["megatron"] | theirs | {
         "micro_batch_size": f["micro"], "global_batch_size": f["sequences"],
         "seq_length": f["sequence"],
@@ -85,16 +94,3 @@ def _fill(f: Settings, copies: int, notes: list[str]) -> None:
             f"every sequence as long as it may be, shorter ones need less: {f['sequence']:,} tokens"
         )
     f["steps"] = max(1, f["sequences"] // (copies * f["micro"]))
-
-
-def _of_fsdp(f: Settings) -> Settings:
-    """The same as settings of the trainer."""
-    return {
-        "fsdp": "full_shard", "fsdp_config.offload_params": f["offloads"], "bf16": True,
-        "fsdp_config.sharding_strategy": "SHARD_GRAD_OP" if f["reshards"] == "False" else "",
-        "pure_bf16": f["dtype"] != "fp32",
-        "gradient_checkpointing": f["checkpoints"] != "False",
-        "context_parallel_size": f["cp"], "cutoff_len": f["sequence"],
-        "per_device_train_batch_size": f["micro"], "gradient_accumulation_steps": f["steps"],
-        "use_peft": f["rank"] > 0, "lora_rank": f["rank"] or 8, "lora_targets": f["targets"],
-    }  # fmt: skip

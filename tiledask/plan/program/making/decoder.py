@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tiledask.errors import PartitionError
-from tiledask.plan.collectives.shards import (
-    HeadCounts,
-    block_layout,
-    embedding_layout,
-)
+from tiledask.plan.collectives.shards import HeadCounts, block_layout, embedding_layout
 from tiledask.plan.intervals import ends_of
 from tiledask.plan.products.placement import Replicate, Tiling
 

@@ -29,15 +29,7 @@ from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.program.making.layers import TENSOR, TensorLayers
 from tiledask.plan.program.making.tape import Tape, Value, Written, layer, needed
 from tiledask.plan.program.making.zero import DATA, PIPELINE, UnitStates
-from tiledask.plan.program.ops import (
-    Blocks,
-    Op,
-    Order,
-    ProgramRole,
-    Step,
-    add_block,
-    message,
-)
+from tiledask.plan.program.ops import Blocks, Op, Order, ProgramRole, Step, add_block, message
 from tiledask.plan.program.program import Program
 
 __all__ = ["TrainingTerms", "end_program", "step_program"]
