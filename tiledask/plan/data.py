@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -162,26 +162,22 @@ class Fields:
             listed = f"{words[0]} {', '.join(keys)} {words[1]} missing"
             raise ConfigError(f"{self.where}: {listed}; add {words[2]}")
 
-    def missing(self, kind: type[Any]) -> Iterator[str]:
-        """The keys of the dataclass ``kind`` that must be there and are not; of one within it
-        "within.key"."""
-        for field in fields(kind):
-            inner = self.values.get(field.name)
-            if field.default is MISSING and field.name not in self:
-                yield field.name
-            elif (
-                isinstance(field.type, type)
-                and is_dataclass(field.type)
-                and isinstance(inner, dict)
-            ):
-                yield from (f"{field.name}.{key}" for key in Fields(inner, "").missing(field.type))
-
     def record(self, kind: type[T]) -> T:
         """The dataclass ``kind``, each field read by its type, dataclasses within it too. Whole
         numbers are 1 or more where they must be there or are by default; a field's metadata may
         have the "words" that it can be, or the pattern and an example that text is "like".
         What else is there is an error."""
-        self.need(self.missing(kind))
+        own: Any = kind
+        objects = [("", own, self.values)]
+        for each in fields(own):
+            if is_dataclass(each.type) and isinstance(found := self.values.get(each.name), dict):
+                objects.append((f"{each.name}.", each.type, found))
+        self.need(
+            f"{within}{each.name}"
+            for within, of, found in objects
+            for each in fields(of)
+            if each.default is MISSING and found.get(each.name) is None
+        )
         values: dict[str, Any] = {}
         for field in fields(kind):  # type: ignore[arg-type]
             key, default = field.name, field.default

@@ -35,10 +35,7 @@ COUNTED = {*vars(Numbers())} - {"recompute", "schedule", "items"}
 
 
 def peak_bytes(
-    model: Model,
-    recipe: str | Recipe = "mixed-adam-16",
-    sequence: int | None = None,
-    **fields: Any,
+    model: Model, recipe: str | Recipe = "mixed-adam-16", sequence: int | None = None, **fields: Any
 ) -> Array:
     """Peak bytes on the fullest device of every layout, in the shape that the fields have together:
     ``estimate_memory(...).peak``, to the byte.

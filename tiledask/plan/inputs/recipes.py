@@ -167,9 +167,7 @@ def lora(
 
 
 def offload(
-    recipe: str | Recipe = "mixed-adam-16",
-    states: tuple[str, ...] | None = None,
-    to: str = CPU,
+    recipe: str | Recipe = "mixed-adam-16", states: tuple[str, ...] | None = None, to: str = CPU
 ) -> Recipe:
     """``recipe`` with some of its ``states`` in the memory of the node's host, ``to="cpu"``, or on
     its disks, "nvme"; "weights" need ZeRO-3, which brings them a layer at a time.

@@ -13,7 +13,7 @@ import numpy as np
 from tiledask.plan.arrays import Array, Values, combinations, stacked
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Numbers, expert_copies, expert_slices, stage_layers
-from tiledask.plan.inputs.model import Model, Weight
+from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_trains
 from tiledask.plan.timing.calibration import Calibration, calibration_of
@@ -34,18 +34,16 @@ LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel", "flas
 def held_weights(time: LayerTime, layers: Values) -> Array:
     """(dense, expert) weights on a device of a stage of ``layers`` layers and an embedding."""
     n, model = time.n, time.model
-
-    def count(weights: tuple[Weight, ...], experts: bool) -> Any:
-        slices = expert_slices(n) if experts else n.tp
-        return sum(w.count(slices, n.ep) for w in weights if (w.copies > 1) == experts)
-
-    tables, kinds = count(model.embedding, False), model.layer_kinds
+    tables: Any = sum(weight.count(n.tp) for weight in model.embedding)
     if not model.tied:
         tables = np.where((np.asarray(n.pp) == 1) | time.both_ways, 2 * tables, tables)
-    dense, experts = (
-        sum(kind.many / model.layers * count(kind.weights, of) for kind in kinds)
-        for of in (False, True)
-    )
+    dense: Any = 0.0
+    experts: Any = 0.0
+    for kind in model.layer_kinds:
+        part, every = kind.many / model.layers, kind.weights
+        routed = sum(w.count(expert_slices(n), n.ep) for w in every if w.copies > 1)
+        dense = dense + part * sum(w.count(n.tp) for w in every if w.copies == 1)
+        experts = experts + part * routed
     return stacked(layers * dense + tables, layers * experts)
 
 
