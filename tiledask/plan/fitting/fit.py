@@ -139,9 +139,8 @@ class Fit(Printable):
         recipe, zero = self.memory.recipe, {OPTIMIZER: 1}
         zero |= {state.tensor: state.zero for state in recipe.states}
         if tensor == "key-value cache":
-            why = (
-                f"it grows with the {recipe.cached:,} cached tokens of a copy; cp, pp and tp cut it"
-            )
+            kept = f"{recipe.cached:,} cached tokens of a copy"
+            why = f"it grows with the {kept}; cp, pp and tp cut it"
         elif tensor not in zero:
             kept = f"{layout.microbatch} x {self.memory.sequence} tokens"
             why = f"it grows with the micro-batch, {kept}"
@@ -150,10 +149,8 @@ class Fit(Printable):
         else:
             slices = layout.tp * layout.pp
             whole = f"all of {'it' if slices == 1 else f'its 1/{slices} of the model'}"
-            why = (
-                f"every data-parallel copy holds {whole}, so more data-parallel devices do not help"
-            )
-            why += f" (ZeRO-{zero[tensor]} would shard it over dp)"
+            why = f"every data-parallel copy holds {whole}, so more data-parallel devices do not "
+            why += f"help (ZeRO-{zero[tensor]} would shard it over dp)"
         return f"{also}{needs}, {lacks}; {largest}: {why}"
 
     @property
@@ -161,9 +158,7 @@ class Fit(Printable):
         """What runs saved that no ledger counts, and what is assumed of nodes that are not full."""
         name = self.memory.recipe.framework
         saved = memory_of(name).uncounted if self.on_enough == "no" else ""
-        had = (
-            f"runs by {name} had room where this has none: not counted is {saved}" if saved else ""
-        )
+        had = f"runs by {name} had room where this has none: not counted is {saved}" * bool(saved)
         model, kept = self.memory.model, 0
         if model.unchecked:
             stage = self.memory.ledger.binding[0]

@@ -110,13 +110,9 @@ def latent(m: Any) -> LayerKind:
     """Multi-head latent attention: down to a latent vector that every device needs whole, up from
     it by heads (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
     h, a, q, kv, rope = m.hidden, m.heads, m.q_lora_rank, m.kv_lora_rank, m.qk_rope_head_dim
-    v = m.v_head_dim or m.head_dim
+    e, v = m.head_dim, m.v_head_dim or m.head_dim
     weights: list[Weight] = []
-    kept = [
-        Saved("query", a, m.head_dim, op=1),
-        Saved("key", a, m.head_dim),
-        Saved("value", a, v, op=1),
-    ]
+    kept = [Saved("query", a, e, op=1), Saved("key", a, e), Saved("value", a, v, op=1)]
     for name, n, normed in (("query", q, q), ("kv", kv + rope, kv)):
         if n:  # each latent before and after its norm
             down = Weight(f"{name} down", n, h, False, inputs=h)
@@ -126,12 +122,12 @@ def latent(m: Any) -> LayerKind:
             kept += [Saved(f"{name} latent", normed, split=False)]
         if name == "query":
             up = "query up" if q else "query"
-            weights.append(Weight(up, a, m.head_dim * (q or h), inputs=q or h))
+            weights.append(Weight(up, a, e * (q or h), inputs=q or h))
     up = m.qk_nope_head_dim + m.v_head_dim
     weights.append(Weight("kv up", a, up * kv, inputs=kv))
     if m.output_gate:
         weights.append(Weight("attention gate", a, m.output_gate * h, inputs=h))
-    core = Core(a, a, m.head_dim, v, m.visible)
+    core = Core(a, a, e, v, m.visible)
     return _attended(m, weights, kept, core, (Saved("latent", kv + rope, split=False),))
 
 
@@ -226,10 +222,8 @@ def mamba2(m: Any) -> LayerKind:
     2024, arXiv:2405.21060; kept: what mamba_ssm's ssd_combined.py saves, its products' input)."""
     a, g, p, n, k = m.ssm_heads, m.ssm_groups, m.ssm_head_dim, m.ssm_state, m.conv_kernel
     rows = [("x z", a, 2 * p), ("B C", g, 2 * n), ("step", a, 1)]
-    inside = [
-        Weight("mamba2 convolution", a, p * k),
-        Weight("mamba2 B C convolution", g, 2 * n * k),
-    ]
+    inside = [Weight("mamba2 convolution", a, p * k)]
+    inside.append(Weight("mamba2 B C convolution", g, 2 * n * k))
     if m.conv_bias:
         inside.append(Weight("mamba2 convolution bias", a, p, kind="bias"))
         inside.append(Weight("mamba2 B C convolution bias", g, 2 * n, kind="bias"))
@@ -246,16 +240,11 @@ def mamba(m: Any) -> LayerKind:
     inside += [Weight("mamba convolution bias", a, 1, kind="bias")] * m.conv_bias
     inside.append(Weight("mamba step B C", a, rank + 2 * n, inputs=a, row=True))
     inside.append(Weight("mamba step", a, rank, inputs=rank))
-    inside += [
-        Weight("mamba step bias", a, 1, kind="bias"),
-        Weight("mamba A, D", a, n + 1, kind="bias"),
-    ]
+    inside.append(Weight("mamba step bias", a, 1, kind="bias"))
+    inside.append(Weight("mamba A, D", a, n + 1, kind="bias"))
     inside += norm(m, "mamba norms", (rank + 2 * n) * m.ssm_norm)
-    kept = [
-        Saved("mamba convolved", a),
-        Saved("mamba steps", a),
-        Saved("mamba B C", rank + 2 * n, 1, False),
-    ]
+    kept = [Saved("mamba convolved", a), Saved("mamba steps", a)]
+    kept.append(Saved("mamba B C", rank + 2 * n, 1, False))
     return _scan(m, "mamba", [("x z", a, 2)], tuple(inside), kept, 9.0 * n)
 
 
@@ -289,14 +278,9 @@ def conv(m: Any) -> LayerKind:
     weights += [Weight("conv in bias", h, 3, kind="bias")] * m.conv_bias
     weights += [Weight("conv kernel bias", h, 1, kind="bias")] * m.conv_bias
     weights += [Weight("conv output", h, h, inputs=h, row=True), *bias(m.conv_bias, "conv", h)]
-    kept = [
-        Saved("conv gates", h, 3, op=1),
-        Saved("conv input", h),
-        Saved("conv output input", h, 2),
-    ]
-    return LayerKind(
-        tuple(weights), tuple(kept), (Pass(h, 1, 9, 15),), state=(Saved("window", h, k),)
-    )
+    kept = Saved("conv gates", h, 3, op=1), Saved("conv input", h), Saved("conv output input", h, 2)
+    window = (Saved("window", h, k),)
+    return LayerKind(tuple(weights), kept, (Pass(h, 1, 9, 15),), state=window)
 
 
 MIXERS: dict[str, Callable[[Any], LayerKind]] = {
