@@ -17,7 +17,7 @@ from functools import wraps
 from math import prod
 from typing import Any
 
-from tiledask.plan.collectives.cost import even
+from tiledask.plan.intervals import even
 from tiledask.plan.program.ops import COLLECTIVES, USUAL, Items, Op, ProgramRole, buffer_of, message
 
 __all__ = ["Tape", "Value", "Written", "layer", "needed"]
