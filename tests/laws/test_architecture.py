@@ -155,7 +155,8 @@ def test_the_map_of_plan_is_what_it_imports_and_each_room_names_its_files():
         below = {name[2] for name in names if name[:2] == ["tiledask", "plan"]}
         found.setdefault(room, set()).update(below & drawn.keys() - {room})
     assert {room: below for room, below in found.items() if room in drawn or below} == drawn
-    for path in (path.parent if path.stem == "__init__" else path for path in modules("plan").values()):
+    every = modules("plan").values()
+    for path in (path.parent if path.stem == "__init__" else path for path in every):
         room = path.parent / "__init__.py"
         assert path.stem in re.findall(r"\w+", room.read_text("utf-8")), f"{room} lists no {path}"
 
