@@ -92,7 +92,11 @@ def multiply(
     limit = limit if memory_limit is None else parse_bytes(memory_limit)
     how = kernel, tile
     *rows, panels, columns = _plan(x, y, threads, limit, how)
-    x, y = x.rechunk((*rows, panels)), y.rechunk((panels, columns))
+    # not Dask's way through a client that is the default: any scheduler is to compute it
+    x, y = (
+        each.rechunk(cuts, method="tasks")
+        for each, cuts in ((x, (*rows, panels)), (y, (panels, columns)))
+    )
     # Dask learns from its prefix how long a task takes: products of other sizes have other names
     size = len(str(2 * prod(x.chunksize) * y.chunksize[1])) - 1
     name = f"tiledask_matmul_1e{size}-{tokenize(x, y, how)}"
