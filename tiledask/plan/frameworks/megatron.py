@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
-from tiledask.plan.frameworks.shell import flags_of
+from tiledask.plan.frameworks.shell import flags_of, launched
 from tiledask.plan.frameworks.table import Imported, Read, Settings, is_even
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -49,7 +49,8 @@ def text(parts: list[Settings]) -> str:
 def read(text: str, model: Model | None, devices: int | None) -> Imported:
     """The model, layout and recipe of the flags of pretrain_gpt.py, torchrun's before them too;
     ConfigError for a program whose settings are not Megatron's."""
-    program, flags, unset, notes = flags_of(text, TABLE["launcher"])
+    words, notes = launched(text)
+    program, flags, unset = flags_of(words, TABLE["launcher"])
     for names, sentence in TABLE["foreign"]:
         if any(re.fullmatch(names, each) for each in (f"{program}.py", *flags)):
             raise ConfigError(sentence)

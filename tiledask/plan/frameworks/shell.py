@@ -91,15 +91,14 @@ def launched(text: str) -> tuple[list[str], list[str]]:
 
 
 def flags_of(
-    text: str, launcher: Sequence[str] = ()
-) -> tuple[str, dict[str, Any], list[str], list[str]]:
-    """(the program, its flags by name, variables and scripts of which nothing is known, what is not
-    certain) of what ``text`` launches; of flags before the program those of its ``launcher`` stay.
+    words: Sequence[str], launcher: Sequence[str] = ()
+) -> tuple[str, dict[str, Any], list[str]]:
+    """(the program, its flags by name, variables and scripts of which nothing is known) of the
+    ``words`` of a command; of flags before the program those of its ``launcher`` stay.
 
-    >>> flags_of("torchrun --nnodes 2 --rdzv-id 7 train.py --bf16 --micro-batch-size=4 ${MORE[@]}")
-    ('train', {'bf16': True, 'micro_batch_size': '4'}, ['${MORE[@]}'], [])
+    >>> flags_of("torchrun --nnodes 2 --rdzv-id 7 train.py --bf16 --micro-batch-size=4 $M".split())
+    ('train', {'bf16': True, 'micro_batch_size': '4'}, ['$M'])
     """
-    words, notes = launched(text)
     flags: dict[str, Any] = {}
     unset: list[str] = []
     name = program = ""
@@ -117,7 +116,7 @@ def flags_of(
             unset.append(word)
         elif name and word != "-m":
             flags[name] = word if flags[name] is True else f"{flags[name]} {word}"
-    return program, flags, unset, notes
+    return program, flags, unset
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
-from tiledask.plan.frameworks.shell import flags_of
+from tiledask.plan.frameworks.shell import flags_of, launched
 from tiledask.plan.frameworks.table import Imported, Read, Settings, flat
 from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
@@ -74,7 +74,8 @@ def _settings(text: str) -> tuple[Settings, list[str]]:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"the JSON cannot be read: {error}") from None
     if not re.search(r"(?m)^[A-Za-z_]\w*:(\s|$)", text):
-        _, flags, unset, notes = flags_of(text, ("config_file",))
+        words, notes = launched(text)
+        _, flags, unset = flags_of(words, ("config_file",))
         return flags, notes + [f"not read: {word}, which nothing sets" for word in unset]
     settings: Settings = {}
     above: list[tuple[int, str]] = []  # how far the names are indented under which a line stands

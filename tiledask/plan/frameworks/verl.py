@@ -34,7 +34,8 @@ _PASSED_ON = re.compile(
 
 def read(text: str, model: Model | None, devices: int | None) -> Imported:
     """The model, layout and recipe of the actor's update, or of verl's supervised training."""
-    words, (_, flags, _, notes) = launched(text)[0], flags_of(text, ("nproc_per_node", "nnodes"))
+    words, notes = launched(text)
+    _, flags, _ = flags_of(words, ("nproc_per_node", "nnodes"))
     given = (re.fullmatch(r"\+{0,2}([a-z_]\w*(?:\.\w+)*)=(.*)", word, re.DOTALL) for word in words)
     settings: Settings = {each[1]: each[2] for each in given if each and each[2] != "null"}
     settings |= {word: "" for word in words if word.startswith("verl.trainer.")}
