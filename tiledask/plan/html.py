@@ -21,20 +21,21 @@ def table(
     bold: Container[int] = (),
 ) -> str:
     """An HTML table of values, each escaped. ``first``: the tag of each row's first cell, "th" for
-    a title. ``style``: column -> CSS of its cells. ``bold``: rows that stand out.
+    a title. ``style``: column -> CSS of its cells, its title's too. ``bold``: rows that stand out.
 
     >>> table(("stage", "bytes"), [(0, "<1 GB")])
     '<table><tr><th>stage</th><th>bytes</th></tr><tr><td>0</td><td>&lt;1 GB</td></tr></table>'
     """
-
     styles = {column: f" style='{words(css)}'" for column, css in (style or {}).items()}
-    titles = "".join(f"<th>{words(title)}</th>" for title in head)
+
+    def cell(tag: str, column: int, value: object) -> str:
+        return f"<{tag}{styles.get(column, '')}>{words(value)}</{tag}>"
+
+    titles = "".join(cell("th", *each) for each in enumerate(head))
     page = f"<caption>{words(caption)}</caption>" if caption else ""
     page += f"<tr>{titles}</tr>" if titles else ""
     for number, row in enumerate(rows):
         page += "<tr style='font-weight:bold'>" if number in bold else "<tr>"
-        for column, value in enumerate(row):
-            tag = "td" if column else first
-            page += f"<{tag}{styles.get(column, '')}>{words(value)}</{tag}>"
+        page += "".join(cell("td" if i else first, i, value) for i, value in enumerate(row))
         page += "</tr>"
     return f"<table>{page}</table>"
