@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown:
             raise ConfigError(_unknown(unknown[0], parser, command))
         if vars(args).get("figure"):  # refused before the work begins
-            from tiledask.lab.files import check_figure
+            from tiledask.lab.commands.options import check_figure
 
             check_figure(args.figure)
         code, result = _played(args)

@@ -49,7 +49,8 @@ class Check:
     measured: Value = None
     unit: str = ""
     """"bytes", "seconds", "percent" (values are shares of 1), "count", or a unit to print."""
-    rule: str | tuple[Any, ...] | None = None
+    rule: Any = None
+    """Its name; where it has limits a tuple of name and limits."""
     note: str = ""
     compare: tuple[str, ...] = COLUMNS
     """The columns that the rule compares, in this order."""
@@ -59,32 +60,21 @@ class Check:
     def __post_init__(self) -> None:
         for column in COLUMNS:
             object.__setattr__(self, column, _plain(getattr(self, column)))
-        if self.rule is None:
-            return
-        rule = (self.rule,) if isinstance(self.rule, str) else tuple(self.rule)
-        object.__setattr__(self, "rule", rule)
-        if rule[0] not in RULES or LIMITS.get(rule[0], 0) != len(rule) - 1:
-            raise ConfigError(
-                f"{self.quantity!r}: there is no rule {rule!r}; rules are {', '.join(RULES)}, "
-                f"'within' with 1 limit and 'ratio' with 2"
-            )
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        """The values that the rule compares: those of its columns that are there."""
-        values = (getattr(self, column) for column in self.compare)
-        return tuple(value for value in values if value is not None)
+        if isinstance(self.rule, str):
+            object.__setattr__(self, "rule", (self.rule,))
+        if self.rule and self.rule[0] not in RULES:
+            raise ConfigError(f"{self.quantity!r}: rules are {', '.join(RULES)}; got {self.rule}")
 
     @property
     def verdict(self) -> Judged:
         """Whether the check holds, and why. One whose values are missing does not hold."""
         if self.rule is None:
             return Judged("", None)
-        assert isinstance(self.rule, tuple)  # since it was made
         name, *limits = self.rule
-        if len(self.values) < (1 if name == "true" else 2):
+        values = [v for v in (getattr(self, c) for c in self.compare) if v is not None]
+        if len(values) < (1 if name == "true" else 2):
             return Judged("", False, "nothing to compare")
-        holds, reason = RULES[name](self.values, self.unit, *limits)
+        holds, reason = RULES[name](values, self.unit, *limits)
         timed = self.unit in ("seconds", "percent") and name not in ("equal", "true")
         if timed and not holds and self.load is not None and self.load.is_high:
             return Judged("", None, f"not judged: the machine is busy ({self.load}; {reason})")
@@ -101,7 +91,7 @@ def _plain(value: Any) -> Value:
 
 # -- the rules: (values, unit, limits) -> whether it holds, and why --------------------------------
 
-Values = tuple[Any, ...]
+Values = Sequence[Any]
 
 
 def _apart(values: Values) -> float:
@@ -152,13 +142,18 @@ RULES: dict[str, Callable[..., tuple[bool, str]]] = {
     "at most": _at_most,
     "true": lambda values, _: (all(values), "true" if all(values) else "not true"),
 }
-LIMITS = {"within": 1, "ratio": 2}
-"""How many limits a rule takes."""
 
 
 def _digits(value: Value, unit: str) -> str:
     """Every digit of a whole number of bytes; empty for anything else."""
     return f"{value:,} B" if is_whole(value) and unit == "bytes" else ""
+
+
+def _json(value: Value) -> Any:
+    if isinstance(value, tuple):
+        return [_json(v) for v in value]
+    # JSON has no words for infinity and not-a-number
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # -- several ---------------------------------------------------------------------------------------
@@ -209,17 +204,13 @@ class Comparison(Printable):
         """How many checks hold, how many claim something that was judged, and how many something
         that is not judged on a busy machine."""
         ends = [verdict.holds for verdict in self.verdicts if verdict.why]
-        return {
-            "held": ends.count(True),
-            "checked": len(ends) - ends.count(None),
-            "put_off": ends.count(None),
-        }
+        later = ends.count(None)
+        return {"held": ends.count(True), "checked": len(ends) - later, "put_off": later}
 
     @property
     def failures(self) -> tuple[Check, ...]:
         """The checks that do not hold."""
-        pairs = zip(self.rows, self.verdicts, strict=True)
-        return tuple(row for row, verdict in pairs if verdict.holds is False)
+        return tuple(row for row in self.rows if row.verdict.holds is False)
 
     @property
     def ok(self) -> bool:
@@ -253,10 +244,9 @@ class Comparison(Printable):
             values = [getattr(row, column) for column in COLUMNS]
             cells = [row.quantity, *(format_value(v, row.unit) for v in values), str(verdict)]
             below = [row.note, "", "", "", ""]
-            if row.rule == ("equal",) and verdict.holds:
-                below[4] = _digits(row.values[0], row.unit)
-            elif row.rule == ("equal",):
-                below[1:4] = [_digits(value, row.unit) for value in values]
+            if row.rule == ("equal",):
+                digits = [_digits(value, row.unit) for value in values]
+                below[1:] = ["", "", "", max(digits)] if verdict.holds else [*digits, ""]
             rows.append([f"{a}\n{b}".rstrip() for a, b in zip(cells, below, strict=True)])
         return Table(("", *COLUMNS, "verdict"), rows, self.title, (0, 4), below=self.summary)
 
@@ -268,10 +258,3 @@ class Comparison(Printable):
 
     def __repr__(self) -> str:
         return f"Comparison({self.title!r}: {self.summary})"
-
-
-def _json(value: Value) -> Any:
-    if isinstance(value, tuple):
-        return [_json(v) for v in value]
-    # JSON has no words for infinity and not-a-number
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,7 +9,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 import tiledask as td
 from tiledask.cli import main
 from tiledask.lab.classroom.assignment import assigned, write_assignments
-from tiledask.lab.classroom.grading import Grade, as_csv, grade, judged
+from tiledask.lab.classroom.grading import grade, judged
 from tiledask.lab.classroom.sheet import sheet
 from tiledask.lab.learner import copies
 
@@ -110,8 +110,6 @@ def test_the_commands_of_a_class(tmp_path, capsys):
     assert len(list((tmp_path / "source").glob("*/*.ipynb"))) == len(SHIPPED)
     assert main(["grade", str(tmp_path / "nothing")]) == 2
     assert "there is no walkthrough in" in capsys.readouterr().err
-    text = as_csv([Grade("ada", "00_cut", 1, 3, 'said "so", and more')])
-    assert text == 'learner,notebook,task,stars,said\r\nada,00_cut,1,3,"said ""so"", and more"\r\n'
 
 
 def test_copies_for_a_class_have_tests_in_the_place_of_solutions(tmp_path, course):

@@ -10,9 +10,6 @@ from tiledask.lab.learner.copies import learners, walkthroughs
 
 __all__ = ["assigned", "write_assignments"]
 
-_POINTS = 3
-"""Of a task: as many as it has stars, all or none."""
-
 
 def write_assignments(folder: str | Path) -> list[Path]:
     """The files, once ``folder`` has a copy of each walkthrough for a class; as nbgrader has them,
@@ -38,7 +35,7 @@ def assigned(notebook: dict[str, Any]) -> dict[str, Any]:
         elif "solution" in tags:  # the check is right before it
             cell["source"] = "".join(cells[-1]["source"]).split("\n")[-1] + ".require()"
             cell["metadata"] = {"tags": ["grade"]}
-            _mark(cell, grade=True, locked=True, points=_POINTS)
+            _mark(cell, grade=True, locked=True, points=3)  # as many as there are stars
         cells.append(cell)
     return {**notebook, "cells": cells}
 

@@ -5,11 +5,9 @@ whoever teaches to run, or for nbgrader.
 """
 
 import ast
-import csv
-import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +16,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.learner.copies import walkthroughs
 from tiledask.lab.tasks import task
 
-__all__ = ["Grade", "as_csv", "grade", "judged"]
+__all__ = ["Grade", "grade", "judged"]
 
 _NAME = re.compile(r"(\d\d_[a-z0-9_]+?)(?:-\d+)?\.ipynb")
 
@@ -63,13 +61,6 @@ def grade(folder: str | Path) -> list[Grade]:
     )
 
 
-def as_csv(grades: Iterable[Grade]) -> str:
-    """A line for each grade: learner, notebook, task, stars, said."""
-    out = io.StringIO()
-    csv.writer(out).writerows([Grade._fields, *grades])
-    return out.getvalue()
-
-
 def _answers(path: Path) -> dict[int | str, str]:
     """Number of a task, and the id of its cell -> the source of the answer; none of what is no
     notebook."""
@@ -87,11 +78,10 @@ def _tasks(path: Path) -> Iterator[tuple[str, Any]]:
     makes, by a call of td.task with values alone."""
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
         if "answer" in cell["metadata"].get("tags", ()):
-            calls = [
-                n for n in ast.walk(ast.parse("".join(cell["source"]))) if isinstance(n, ast.Call)
-            ]
-            given = {str(each.arg): ast.literal_eval(each.value) for each in calls[0].keywords}
-            yield cell.get("id", ""), task(*map(ast.literal_eval, calls[0].args), **given)
+            nodes = ast.walk(ast.parse("".join(cell["source"])))
+            call = next(node for node in nodes if isinstance(node, ast.Call))
+            given = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+            yield cell.get("id", ""), task(*map(ast.literal_eval, call.args), **given)
 
 
 def judged(asked: Any, source: str) -> tuple[int, str]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from tiledask.lab.tasks import task
 from tiledask.lab.tasks.ladder import LEVELS
-from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan import html
 
 __all__ = ["sheet"]
@@ -35,27 +34,22 @@ def sheet(names: Sequence[str], seed: int = 0, answers: bool = False) -> str:
     """
     all_of_them = [f"idle-{n}" for n in range(1, 1 + len(LEVELS))]
     asked = [each for name in names for each in (all_of_them if name == "idle" else [name])]
-    tasks = [task(name, seed) for name in asked]
-    parts = [_section(number, each, answers) for number, each in enumerate(tasks, 1)]
+    parts = []
+    for number, each in enumerate((task(name, seed) for name in asked), 1):
+        room = "<div class='room'></div>" * 2
+        if answers and each.lines:
+            lines = "".join(f"<li>{html.words(line)}</li>" for line in each.lines)
+            room = f"<div class='answer'><ol>{lines}</ol></div>"
+        elif answers:
+            best = each.solve() if each.solve else ""
+            drawn = _picture(each.draw(best), f"{each.title}, solved")
+            room = f"<div class='answer'><p>{html.words(best)}</p>{drawn}</div>"
+        shown = f"{each._repr_html_()}{_picture(each.draw(), each.title)}"
+        parts.append(f"<section><h2>{number}</h2>{shown}{room}</section>")
     title = html.words(f"tiledask, seed {seed}{': answers' if answers else ''}")
     head = f"<meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>"
     name = "" if answers else "<p>Name: <span class='room'>&emsp;&emsp;</span></p>"
     return f"<!doctype html><html lang='en'>{head}<h1>{title}</h1>{name}{''.join(parts)}"
-
-
-def _section(number: int, task: JudgedTask, answers: bool) -> str:
-    room = _answer(task) if answers else "<div class='room'></div>" * 2
-    shown = f"{task._repr_html_()}{_picture(task.draw(), task.title)}"
-    return f"<section><h2>{number}</h2>{shown}{room}</section>"
-
-
-def _answer(task: JudgedTask) -> str:
-    best = task.solve() if task.solve else ""
-    if task.lines:
-        shown = f"<ol>{''.join(f'<li>{html.words(line)}</li>' for line in task.lines)}</ol>"
-    else:
-        shown = f"<p>{html.words(best)}</p>{_picture(task.draw(best), f'{task.title}, solved')}"
-    return f"<div class='answer'>{shown}</div>"
 
 
 def _picture(figure: Any, words: str) -> str:

@@ -1,8 +1,8 @@
 """The commands of the course: questions, puzzles, tour, doctor, walkthroughs, sheets, grades."""
 
 import argparse
+import csv
 import os
-from dataclasses import asdict
 from pathlib import Path
 from shutil import get_terminal_size
 
@@ -29,8 +29,7 @@ def run_puzzle(args: argparse.Namespace) -> Run:
     yield from ()  # it prints as it goes
     if args.puzzle is None:
         return play.list_all(args.echo)
-    it = args.puzzle, args.answer, args.echo, args.hint, args.figure, args.seed
-    return play.play(*it)
+    return play.play(args.puzzle, args.answer, args.echo, args.hint, args.figure, args.seed)
 
 
 def run_tour(args: argparse.Namespace) -> Run:
@@ -39,8 +38,7 @@ def run_tour(args: argparse.Namespace) -> Run:
 
     yield from ()  # it prints as it goes
     tables = tour(args.folder, device=args.device, echo=args.echo)
-    counts = ("held", "checked", "put_off")
-    sums = {name: sum(table.get(name, 0) for table in tables) for name in counts}
+    sums = {n: sum(t.get(n, 0) for t in tables) for n in ("held", "checked", "put_off")}
     ok = all(table["ok"] for table in tables)
     return (0 if ok else 1), {"ok": ok, **sums, "tables": tables}
 
@@ -51,7 +49,7 @@ def run_doctor(args: argparse.Namespace) -> Run:
 
     findings = doctor.examine()
     yield from doctor.shown(findings)
-    return 0, [asdict(each) for each in findings]
+    return 0, [each._asdict() for each in findings]
 
 
 def run_notebooks(args: argparse.Namespace) -> Run:
@@ -90,12 +88,13 @@ def run_sheet(args: argparse.Namespace) -> Run:
 
 def run_grade(args: argparse.Namespace) -> Run:
     """The stars of each learner's answers."""
-    from tiledask.lab.classroom.grading import as_csv, grade
+    from tiledask.lab.classroom.grading import Grade, grade
     from tiledask.plan.tables import Table
 
     grades = grade(args.folder)
     if args.csv:
-        atomic_write(Path(args.csv), as_csv(grades).encode())
+        with open(args.csv, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([Grade._fields, *grades])
     rows = [(g.learner, g.notebook, str(g.task), "★" * g.stars, g.said) for g in grades]
     head = ("learner", "walkthrough", "task", "stars", "verdict")
     yield Table(head, rows, left=(0, 1, 3, 4))

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import tiledask as td
@@ -44,20 +45,18 @@ def run_idle(args: argparse.Namespace) -> Run:
     timeline = td.simulate(made, **times)
     yield from _shown(made, timeline, times, "" if args.explain else " More: --explain")
     if args.explain:
-        yield from _explained(timeline)
+        causes = timeline.idle_time.total.items()
+        if rows := {CAUSES[cause]: {"device-s": s} for cause, s in causes if s}:
+            yield table(rows, "idle by cause", **{"device-s": "seconds"})
+        least = format_seconds(timeline.lower_bound or 0.0)
+        yield f"no order of these actions takes less than {least}"
     if args.figure:
-        from tiledask.lab import plots
-        from tiledask.lab.files import save_figure
-
-        save_figure(plots.gantt(timeline, title=f"{made!r}"), args.figure)
+        figure = td.plots.gantt(timeline, title=f"{made!r}")
+        Path(args.figure).write_bytes(figure.to_png())
     facts = {name: getattr(made, name) for name in SIZES}
     facts |= {name: getattr(timeline, name) for name in FACTS}
-    return 0, {
-        "schedule": made.name,
-        **facts,
-        "causes": {cause: each for cause, each in timeline.idle_time.total.items() if each},
-        "legal": True,
-    }
+    facts["causes"] = {cause: each for cause, each in timeline.idle_time.total.items() if each}
+    return 0, {"schedule": made.name, **facts, "legal": True}
 
 
 # -- what is asked for ---------------------------------------------------------------------------
@@ -113,24 +112,18 @@ def _times(args: argparse.Namespace, stages: int) -> dict[str, Any]:
 # -- what is shown -------------------------------------------------------------------------------
 
 
-def _of(made: td.Schedule) -> tuple[str, str]:
-    """Its devices and its micro-batches, in words."""
-    devices, frames = made.devices, made.microbatches
-    batches = f"{frames:,} micro-batch{'es' * (frames != 1)}"
-    return f"{devices:,} device{'s' * (devices != 1)}", batches
-
-
 def _shown(made: td.Schedule, t: td.Timeline, times: dict[str, Any], more: str) -> Iterator[Part]:
     """The answer in a line, what was taken for it, and each device."""
-    most, share = max(t.peak_in_flight, default=0), made.stages // made.devices
+    devices, m, most = made.devices, made.microbatches, max(t.peak_in_flight, default=0)
+    on = f"{devices:,} device{'s' * (devices != 1)}, {m:,} micro-batch{'es' * (m != 1)}"
     name = "naive (layer-wise)" if made.name == "naive" else made.name
     yield (
-        ", ".join((name, *_of(made))),
+        f"{name}, {on}",
         f": {format_percent(t.bubble_fraction)} idle ({format_percent(t.bubble_overhead)} of the "
         f"busy time), utilisation {format_percent(t.utilisation)}, "
         f"{format_seconds(t.makespan)}; a device keeps {most} at most.",
     )
-    each = "each stage" if share == 1 else f"each of {made.stages} stages"
+    each = "each stage" if made.stages == devices else f"each of {made.stages} stages"
     took = {
         name: ", ".join(map(format_seconds, v if isinstance(v, list) else [v]))
         for name, v in times.items()
@@ -150,14 +143,6 @@ def _shown(made: td.Schedule, t: td.Timeline, times: dict[str, Any], more: str) 
     rows.append(("all", t.busy, t.idle, t.bubble_fraction, f"{most} at most"))
     units = {"busy": "seconds", "idle": "seconds", "idle share": "percent"}
     yield table([dict(zip(names, row, strict=True)) for row in rows], **units)
-    several = made.stages * made.replicas // made.devices
+    several = made.stages * made.replicas // devices
     of = f", counted once for each of its {several} stages" if several > 1 else ""
     yield f"kept: micro-batches whose activations a device keeps at once{of}"
-
-
-def _explained(t: td.Timeline) -> Iterator[Part]:
-    """Why it idles, and what no order undercuts."""
-    if rows := {CAUSES[c]: {"device-s": s} for c, s in t.idle_time.total.items() if s}:
-        yield table(rows, "idle by cause", **{"device-s": "seconds"})
-    least = format_seconds(t.lower_bound or 0.0)
-    yield f"no order of these actions takes less than {least}"

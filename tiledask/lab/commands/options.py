@@ -1,14 +1,16 @@
-"""Options of a command as lines of a text."""
+"""Options of a command as lines of a text, and what is typed for them."""
 
 import argparse
 import re
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 from tiledask.errors import ConfigError, short
+from tiledask.extras import needed_for
 from tiledask.plan.whole import whole_rule
 
-__all__ = ["Run", "add_options", "numbers"]
+__all__ = ["Run", "add_options", "check_figure", "numbers"]
 
 Run = Generator[Any, None, tuple[int, Any]]
 """A command: it yields parts that are printed (`tiledask.plan.tables`), and returns the exit code
@@ -64,6 +66,16 @@ def add_options(parser: argparse.ArgumentParser, text: str) -> None:
         if flags and any(action.dest == first for action in parser._actions):
             settings["dest"] = f"{first}_option"  # a place has the name
         into.add_argument(*(flags or [first]), **settings)
+
+
+def check_figure(name: str) -> None:
+    """Refuse a figure that could not be written, before the work begins."""
+    if Path(name).suffix.lower() != ".png":
+        raise ConfigError(f"a figure is written as a .png; got {short(name)}")
+    if not (folder := Path(name).parent).is_dir():
+        raise ConfigError(f"there is no folder {short(str(folder))} for a figure; make it")
+    with needed_for("a figure"):
+        import matplotlib  # noqa: F401
 
 
 def numbers(text: str, what: str, kind: Callable[[str], Any] = float) -> list[Any]:

@@ -13,14 +13,8 @@ from typing import Any
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.commands.options import Run, numbers
-from tiledask.plan.splitting.partition import (
-    count,
-    layer_costs,
-    layer_ranges,
-    read_assignment,
-    stage_name,
-    stages_of,
-)
+from tiledask.plan.splitting import partition as splits
+from tiledask.plan.splitting.partition import layer_ranges
 
 __all__ = ["cut_text", "run_partition"]
 
@@ -33,8 +27,9 @@ BAR = 40
 def run_partition(args: argparse.Namespace) -> Run:
     """The best cut, or what --judge is worth: 1 where it breaks a rule, and then no best."""
     equal = args.layers.isdecimal()
-    costs = layer_costs(int(args.layers[:30]) if equal else numbers(args.layers, "costs are"))
-    devices, chunks = count("devices", args.devices), count("--chunks", args.chunks)
+    given = int(args.layers[:30]) if equal else numbers(args.layers, "costs are")
+    costs = splits.layer_costs(given)
+    devices, chunks = splits.count("devices", args.devices), splits.count("--chunks", args.chunks)
     if len(costs) < devices * chunks:
         pieces = f"{devices} devices" + f" x {chunks} chunks" * (chunks > 1)
         raise ConfigError(
@@ -90,12 +85,13 @@ def cut_text(inputs: Mapping[str, Any], answer: Any) -> str:
     devices, chunks, costs = inputs["devices"], inputs.get("chunks", 1), inputs["costs"]
     speeds: Sequence[float] = inputs.get("speeds") or [1.0] * devices
     sends: Any = inputs.get("communication") or 0.0
-    stages = stages_of(read_assignment(answer, len(costs), devices * chunks), devices, chunks)
+    groups = splits.read_assignment(answer, len(costs), devices * chunks)
+    stages = splits.stages_of(groups, devices, chunks)
     if sum(map(len, stages)) > 20 * len(costs):
         return ""
     rows = []
     for s, group in enumerate(stages):
-        name = stage_name(s, devices, chunks)
+        name = splits.stage_name(s, devices, chunks)
         name = name if s < devices * chunks else f"no {name}"
         work = math.fsum(costs[n - 1] if 1 <= n <= len(costs) else 1.0 for n in group)
         time = work / speeds[s % devices]

@@ -1,11 +1,12 @@
 """Tasks in a terminal: all of them, one with its numbers, what answers are worth, the working."""
 
 import re
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tiledask.errors import ConfigError
-from tiledask.lab.files import answer_of, check_figure, save_figure
 from tiledask.lab.learner.kept import TASKS, at_terminal, notebooks
 from tiledask.lab.tasks import task as task_named
 from tiledask.lab.tasks.kind import run_text
@@ -68,10 +69,8 @@ def play(
     """
     if seed is not None and not re.fullmatch(r"idle-\d{1,9}", name):
         raise ConfigError(f"a seed draws the numbers of idle-1 to idle-12, not of {name!r}")
-    if figure:
-        check_figure(figure)
     task = task_named(name, seed=seed or 0)
-    typed = [answer_of(word) for word in answers]
+    typed = [_typed(word) for word in answers]
 
     def drawn(answer: Any) -> list[str]:
         return [task.letters(answer)] if task.letters and task.letters(answer) else []
@@ -99,5 +98,15 @@ def play(
         for facts, run in task.timelines.items():
             echo("", facts, *run_text(run, "worker").split("\n"))
     if figure:
-        save_figure(task.draw(typed[-1] if typed else None), figure)
+        Path(figure).write_bytes(task.draw(typed[-1] if typed else None).to_png())
     return int(not all(results)), said
+
+
+def _typed(word: str) -> str:
+    """The answer itself, from a file or standard input ("-") where the word names one."""
+    if word == "-":
+        return sys.stdin.read()
+    try:
+        return Path(word).read_text(encoding="utf-8")
+    except OSError:  # no file, or too long for a name
+        return word
