@@ -11,7 +11,7 @@ pipelines   schedules, checked and simulated
 splitting   layers into stages
 collectives who sends what to whom: rounds, bytes   -> products
 products    one matrix product over many ranks
-formulas    closed forms and bounds                 -> inputs, pipelines, products, timing
+formulas    closed forms and bounds                 -> inputs, products, timing
 data, ledger, tables, html, arrays, intervals, units, whole: what all of them use
 
 To add a schedule: a function that makes its orders, a line in the table of pipelines/schedules.

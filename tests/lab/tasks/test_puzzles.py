@@ -7,7 +7,7 @@ from oracles.tasks import text
 from tiledask.lab.plots.style import RED
 from tiledask.lab.tasks import load_puzzle, puzzle_names
 from tiledask.lab.tasks.result import Result, Target, UnsolvedError
-from tiledask.plan.pipelines import closed_form
+from tiledask.plan import formulas
 
 
 def with_targets(puzzle, **targets):
@@ -44,7 +44,7 @@ def test_fewest_microbatches_accepts_only_the_fewest():
     assert [t.hidden for t in asked] == [True, False, True]
     result = with_targets(puzzle, microbatches=30).check(24)
     assert (result.stars, result.targets[1].gap) == (2, 3 / 21)
-    assert result.targets[0].best == closed_form.bubble_fraction(8, 30)
+    assert result.targets[0].best == formulas.bubble_fraction(8, 30)
 
 
 # --- wrong answers ------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from oracles.published_cases import assert_nothing_in_silence, check_of, load_ca
 import tiledask as td
 from tiledask import Schedule, judge, memory_over_time, partition, schedule, simulate, validate
 from tiledask.errors import PartitionError, ScheduleError
-from tiledask.plan.pipelines import closed_form as cf
+from tiledask.plan import formulas as cf
 from tiledask.plan.pipelines.schedules import LOOPED, called
 from tiledask.plan.pipelines.validate import most_kept
 

@@ -11,7 +11,7 @@ from oracles.closed_pipelines import interleaved_makespan
 from tiledask import Action, Schedule, memory_over_time, schedule, schedules, simulate
 from tiledask.errors import ScheduleError
 from tiledask.lab.sweep import schedule_on
-from tiledask.plan.pipelines import closed_form as cf
+from tiledask.plan import formulas as cf
 from tiledask.plan.pipelines.validate import most_kept
 
 

@@ -13,6 +13,7 @@ from tiledask.lab.course.question import Names, cut_over, question
 from tiledask.lab.course.sizes import ADAM, GB
 from tiledask.lab.course.words import brief, count
 from tiledask.plan.fitting.fit import Fit
+from tiledask.plan.formulas import bubble_fraction
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.recipes import (
     load_recipe,
@@ -20,7 +21,6 @@ from tiledask.plan.inputs.recipes import (
     state_bytes,
     zero3_minimum_degree,
 )
-from tiledask.plan.pipelines.closed_form import bubble_fraction
 from tiledask.plan.units import format_bytes
 
 ROWS, TOKENS = 1000, 8

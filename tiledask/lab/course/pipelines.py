@@ -20,8 +20,8 @@ from tiledask.lab.course import runs, sizes
 from tiledask.lab.course.question import Names, question
 from tiledask.lab.course.words import some
 from tiledask.plan.diagnosis.diagnose import CAUSES, Diagnosis
+from tiledask.plan.formulas import bubble_fraction, bubble_overhead
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 
 

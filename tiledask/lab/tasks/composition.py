@@ -19,7 +19,7 @@ from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.lab.tasks.kind import Inputs, Measured, Targets, frozen_key, idle_causes
 from tiledask.lab.tasks.order import order_of
 from tiledask.lab.tasks.partition import legal
-from tiledask.plan.pipelines.closed_form import lower_bound
+from tiledask.plan.formulas import lower_bound
 from tiledask.plan.pipelines.schedules import LOOPED, called, schedule, schedules
 from tiledask.plan.pipelines.validate import most_kept, validate
 from tiledask.plan.splitting.partition import capacities, layer_ranges

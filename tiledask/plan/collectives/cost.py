@@ -5,16 +5,15 @@ to which all bring arrays of one shape. Of 1 element in an all_reduce of 4 ranks
 has any, and 6 messages are left of 24.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
 from math import isqrt
 
-from tiledask.plan.collectives.algorithms import Move, rounds
+from tiledask.plan.collectives.algorithms import rounds
 from tiledask.plan.intervals import even
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["SHAPES_AGREE", "cost", "even", "loads", "ranks_of"]
+__all__ = ["SHAPES_AGREE", "cost", "even", "ranks_of"]
 
 SHAPES_AGREE = ("all_reduce", "reduce_scatter", "reduce")
 """Kinds to which every rank brings an array of the same shape."""
@@ -37,27 +36,14 @@ def cost(
     >>> cost("all_reduce", "ring", (2, 1, 1), 8).sent
     (40, 48, 40)
     """
-    moved = chain.from_iterable(loads(kind, algorithm, counts, itemsize, root, sum_itemsize))
-    moves = ((move.source, move.destination, nbytes) for move, nbytes in moved)
-    return Traffic.of(ranks_of(kind, counts), moves)
-
-
-def loads(
-    kind: str,
-    algorithm: str,
-    counts: Sequence[int],
-    itemsize: int,
-    root: int = 0,
-    sum_itemsize: int | None = None,
-) -> Iterator[list[tuple[Move, int]]]:
-    """By round, the moves that are made and the bytes of each; arguments as for `cost`."""
-    for moves in rounds(kind, algorithm, ranks_of(kind, counts), root):
-        each = ((move, sum(counts[c] for c in move.chunks)) for move in moves)
-        yield [
-            (move, elements * (sum_itemsize if move.adds and sum_itemsize else itemsize))
-            for move, elements in each
-            if elements or kind not in SHAPES_AGREE
-        ]
+    n, moved = ranks_of(kind, counts), list[tuple[int, int, int]]()
+    for moves in rounds(kind, algorithm, n, root):
+        for source, destination, chunks, adds in moves:
+            elements = sum(counts[chunk] for chunk in chunks)
+            if elements or kind not in SHAPES_AGREE:
+                width = sum_itemsize if adds and sum_itemsize else itemsize
+                moved.append((source, destination, elements * width))
+    return Traffic.of(n, moved)
 
 
 def ranks_of(kind: str, counts: Sequence[int]) -> int:

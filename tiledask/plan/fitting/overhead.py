@@ -66,8 +66,10 @@ class Overhead(NamedTuple):
         cls, device: Device, recipe: Recipe, n: Layout | Numbers, own: int | None = None
     ) -> "Overhead":
         """That of a layout, or of many, on ``device``; ``own``: the total that was given."""
-        named, nominal = recipe.framework and not recipe.usual, device.memory_bytes
-        reported = device.most_bytes if named else nominal
+        nominal, reported = device.memory_bytes, (device.memory_mib or 0) * 2**20
+        # what the driver reports, where it is known of this capacity and a framework is named
+        named = recipe.framework and not recipe.usual
+        reported = reported if named and nominal <= reported <= 1.08 * nominal else nominal
         most = max(nominal, reported - NCCL_BUFFERS)
         if own is not None:
             return cls(0, own, nominal, most)

@@ -27,7 +27,7 @@ from typing import Any
 from tiledask.errors import ConfigError, short
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.inputs.recipes import Recipe, State, load_recipe
 from tiledask.plan.intervals import even
 from tiledask.plan.whole import is_whole
 
@@ -189,14 +189,24 @@ class Read:
         layout = Layout(**own)
         if not is_even(layout, sizes):
             layout = Layout(**own, partition=(0, *accumulate(sizes)))
-        uncounted = []
+        uncounted, recipe = [], load_recipe(facts["recipe"])
         kind = str(self.get(optimizer, "Adam"))
-        if "adam" in load_recipe(facts["recipe"]).name and "adam" not in kind.lower():
+        if "adam" in recipe.name and "adam" not in kind.lower():
             uncounted.append(f"computed with Adam's states ({optimizer} is {short(kind)})")
         uncounted += self.unread()
         sequence = model.usual_sequence if facts["sequence"] == -1 else facts["sequence"]
         said, by = (*uncounted, *self.assumed), facts.get("framework")
-        return Imported(model, layout, _altered(facts), sequence, said, by)
+        states, changes = list[State](), dict[str, None]()
+        for state in recipe.states:  # with the "bytes of" one and the "place of" one that are said
+            part = "optimizer" if state.zero == 1 else state.tensor
+            width = facts.get(f"bytes of {state.tensor}") or state.bytes
+            place = facts.get(f"place of {part}") or state.place
+            states.append(replace(state, bytes=width, place=place))
+            changes |= {f"{state.tensor} of {width} B": None} if width != state.bytes else {}
+            changes |= {f"{part} on {place}": None} if place != state.place else {}
+        name = f"{recipe.name} with {', '.join(changes)}"
+        other = replace(recipe, name=name, states=tuple(states)) if changes else facts["recipe"]
+        return Imported(model, layout, other, sequence, said, by)
 
     def unread(self) -> list[str]:
         """A sentence for each thing on which memory depends, and which nobody reads: the names in
@@ -214,23 +224,6 @@ class Read:
         if left := [name for name in left if not re.fullmatch("|".join(harmless), name)]:
             self.assumed.append(f"not looked at: {', '.join(left)}")
         return uncounted
-
-
-def _altered(facts: Settings) -> str | Recipe:
-    """The recipe of the facts, with the "bytes of" a state and the "place of" one that they say."""
-    known: str | Recipe = facts["recipe"]
-    recipe, states = load_recipe(known), []
-    changes: dict[str, None] = {}
-    for state in recipe.states:
-        part = "optimizer" if state.zero == 1 else state.tensor
-        width = facts.get(f"bytes of {state.tensor}") or state.bytes
-        place = facts.get(f"place of {part}") or state.place
-        states.append(replace(state, bytes=width, place=place))
-        changes |= {f"{state.tensor} of {width} B": None} if width != state.bytes else {}
-        changes |= {f"{part} on {place}": None} if place != state.place else {}
-    if not changes:
-        return known
-    return replace(recipe, name=f"{recipe.name} with {', '.join(changes)}", states=tuple(states))
 
 
 def flat(table: Settings, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,6 @@ Read alone: what such a trainer does beside its settings is not ours to write.
 
 import json
 import re
-from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import shipped_json
@@ -58,8 +57,16 @@ def trained(
         f |= {"bytes of momentum": 1, "bytes of variance": 1}
     f["pp"], f["dp"] = 1, found.copies(f["tp"] * f["cp"], "give devices=")
     f["batch"] = f["dp"] * f["microbatch"] * f["microbatches"]
-    if f["adapters"]:
-        matrices = _matrices(found, f, model)
+    if f["adapters"]:  # beside those of a layer: all; as they are named; or PEFT's usual
+        every = tuple(w.name for w in model.layer if w.inputs and "router" not in w.name)
+        theirs, asked = TABLE["matrices"], re.findall(r"[\w-]+", f["targets"])
+        whole = f["all_targets"] or "all" in f["targets"]
+        known = dict.fromkeys(ours for name in asked for ours in theirs.get(name, ()))
+        matrices = tuple(n for n in known if n in every) or ("query", "value")
+        if whole or not (asked or f["of"] != "LLaMA-Factory"):
+            matrices = every
+        elif unknown := dict.fromkeys(name for name in asked if name not in theirs):
+            found.assumed.append(f"computed without adapters of {', '.join(unknown)}")
         found.assumed.append(f"adapters of rank {f['rank']} beside {', '.join(matrices)}")
         f["recipe"] = lora(f["rank"], matrices, f["recipe"])
     return found.imported(model, f, (model.layers,), "optim")
@@ -94,16 +101,3 @@ def _settings(text: str) -> tuple[Settings, list[str]]:
     if not settings:
         raise ConfigError(f"a trainer's YAML has lines such as 'bf16: true', got {short(text)}")
     return settings, []
-
-
-def _matrices(found: Read, f: Settings, model: Model) -> tuple[str, ...]:
-    """Those of a layer that get adapters: all; as they are named; or PEFT's usual."""
-    theirs: dict[str, Any] = TABLE["matrices"]
-    every = tuple(w.name for w in model.layer if w.inputs and "router" not in w.name)
-    asked = re.findall(r"[\w-]+", f["targets"])
-    if f["all_targets"] or "all" in f["targets"] or not (asked or f["of"] != "LLaMA-Factory"):
-        return every
-    named = [ours for name in asked for ours in theirs.get(name, ())]
-    if unknown := dict.fromkeys(name for name in asked if name not in theirs):
-        found.assumed.append(f"computed without adapters of {', '.join(unknown)}")
-    return tuple(dict.fromkeys(n for n in named if n in every)) or ("query", "value")

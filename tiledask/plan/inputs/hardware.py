@@ -67,14 +67,6 @@ class Device:
     aliases: tuple[str, ...] = ()  # Other names
 
     @property
-    def most_bytes(self) -> int:
-        """Bytes beyond which nothing can be allocated: what the driver reports, if it is known of
-        this capacity, else the capacity."""
-        reported = (self.memory_mib or 0) * 2**20
-        known = self.memory_bytes <= reported <= 1.08 * self.memory_bytes
-        return reported if known else self.memory_bytes
-
-    @property
     def l2_bandwidth(self) -> float:
         """Bytes per second that the multiprocessors can read from L2, at most; 0 if unknown."""
         return self.l2_bytes_per_clock * self.clock

@@ -3,7 +3,6 @@
 import os
 import re
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,11 @@ def load_model(spec: str | os.PathLike[str] | Model) -> Model:
         if not path.exists():
             raise ConfigError(f"{text}: the folder holds no config.json; name the file itself")
     elif re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) and not there and not file:
-        if not (shipped := _on_the_hub().get(_untuned(text), "")):
+        # the sources say what the shipped ones are called there
+        sources = {n: read_named("models", n).take(str, "source", "") for n in names("models")}
+        found = ((n, re.match(r"config\.json of (\S+/\S+) on", s)) for n, s in sources.items())
+        alike = (n for n, match in found if match and _untuned(match[1]) == _untuned(text))
+        if not (shipped := next(alike, "")):
             raise ConfigError(
                 f"{text} is no shipped model; its config.json can be read, too: hf download {text} "
                 f"config.json says where it is"
@@ -83,14 +86,6 @@ def _untuned(name: str) -> str:
     for part, same in ALIKE.items():
         plain = re.sub(part, same, plain)
     return plain
-
-
-@cache
-def _on_the_hub() -> dict[str, str]:
-    """Name on the Hugging Face hub, as the sources say it, in short -> shipped name."""
-    sources = {name: read_named("models", name).take(str, "source", "") for name in names("models")}
-    found = ((n, re.match(r"config\.json of (\S+/\S+) on", text)) for n, text in sources.items())
-    return {_untuned(match[1]): name for name, match in found if match}
 
 
 def _model_of_size(text: str) -> Model | None:

@@ -8,5 +8,4 @@ costs.py        how long actions and the ways between stages take
 simulate.py     the Timeline of a schedule
 timeline.py     who did what when, simulated or measured; idle time in pieces, each with its cause
 optimum.py      the best order of a small pipeline
-closed_form.py  what formulas say
 """

@@ -24,14 +24,13 @@ from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.pipelines.validate import needs, validate
-from tiledask.plan.units import format_seconds
 
 __all__ = ["Optimum", "optimal_schedule"]
 
 _UNITS = 10**6  # times are exact where they share a denominator up to this, or else rounded
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Optimum:
     """The best order that was found, and how good any order could be."""
 
@@ -44,10 +43,6 @@ class Optimum:
     """Whether nothing is faster, but for rounding; if not, time ran out."""
     makespan: float
     """Of its timeline."""
-
-    def __repr__(self) -> str:
-        word = "the optimum" if self.proven else f"none below {format_seconds(self.least)}"
-        return f"Optimum({self.schedule!r}, {format_seconds(self.makespan)}: {word})"
 
 
 def optimal_schedule(

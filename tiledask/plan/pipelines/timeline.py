@@ -85,14 +85,13 @@ class IdleTime:
         return f"IdleTime({self.devices} devices, {whole}{': ' * bool(parts)}{', '.join(parts)})"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class Footprint:
     """What every device holds at every moment."""
 
-    steps: tuple[tuple[np.ndarray, np.ndarray], ...]
+    steps: tuple[tuple[np.ndarray, np.ndarray], ...] = field(repr=False)
     """Per device (times, bytes): so many from each time on. Of equal times the last holds."""
     makespan: float
-    origin: str = "simulated"
 
     peaks: tuple[float, ...] = field(init=False)
     """The most that each device holds."""
@@ -104,11 +103,6 @@ class Footprint:
         first = [times[int(np.argmax(held))].item() for times, held in self.steps]
         time, device = min((t, d) for d, t in enumerate(first) if peaks[d] == max(peaks))
         vars(self).update(peaks=peaks, peak=(max(peaks), device, time))
-
-    def __repr__(self) -> str:
-        most, device, time = self.peak
-        when = f"on device {device} after {format_seconds(time)}"
-        return f"Footprint({self.origin}: {len(self.steps)} devices, peak {most:,} {when})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -373,4 +367,4 @@ def memory_over_time(
         mine = order[slice(*np.searchsorted(device[order], (d, d + 1)))]
         held = first + np.append(0, np.cumsum(change[mine]))
         steps.append((np.append(0.0, times[mine]), held))
-    return Footprint(tuple(steps), timeline.makespan, timeline.origin)
+    return Footprint(tuple(steps), timeline.makespan)

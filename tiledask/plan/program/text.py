@@ -26,7 +26,7 @@ _USUAL_LINES = (
 def parsed(text: str) -> tuple[tuple[ProgramRole, ...], tuple[Order, ...], tuple[int, ...], str]:
     """(roles, orders, the role of each rank, name) that ``text`` says. Raises ProgramError for a
     line that it cannot read."""
-    name, roles = "", list[ProgramRole]()
+    name, block, roles = "", "", list[ProgramRole]()
     steps, role_of = dict[int, str](), dict[int, int]()
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line:
@@ -42,7 +42,7 @@ def parsed(text: str) -> tuple[tuple[ProgramRole, ...], tuple[Order, ...], tuple
             sizes = re.findall(_SIZE, found["sizes"])
             roles.append(ProgramRole({}, {name: int(size) for name, size in sizes}))
         elif found and found["block"] and roles:
-            roles[-1].blocks[line] = ()
+            block, roles[-1].blocks[line] = line, ()
         elif found and not found["block"] and roles and roles[-1].blocks:
             if buffer := found["sent"] or found["came"]:
                 if buffer not in roles[-1].sizes:
@@ -53,7 +53,7 @@ def parsed(text: str) -> tuple[tuple[ProgramRole, ...], tuple[Order, ...], tuple
             else:
                 writes = tuple((found["writes"] or "").split())
                 op = Op(found["kernel"], tuple(found["reads"].split()), writes)
-            roles[-1].blocks[[*roles[-1].blocks][-1]] += (op,)
+            roles[-1].blocks[block] += (op,)
         else:
             words = f"line {number} cannot be read: {short(line)}; write {_USUAL_LINES}"
             raise ProgramError(words)
