@@ -13,7 +13,4 @@ collectives who sends what to whom: rounds, bytes   -> products
 products    one matrix product over many ranks
 formulas    closed forms and bounds                 -> inputs, products, timing
 data, ledger, tables, html, arrays, intervals, units, whole: what all of them use
-
-To add a schedule: a function that makes its orders, a line in the table of pipelines/schedules.
-To add a model family: a row of data/families.json.
 """

@@ -50,10 +50,6 @@ def unbeaten(rows: Array) -> list[int]:
     """Which rows have no other that is as small in all columns, sorted; of equal ones one."""
     kept: list[int] = []
     left = np.lexsort(rows.T[::-1])  # so that nothing later beats an earlier one
-    varied = rows[:, (rows != rows[:1]).any(axis=0)]
-    if varied.shape[1] == 2:  # of what follows only what is less in the second than all before
-        least = np.minimum.accumulate(varied[left, 1])
-        left = left[np.append(True, least[1:] < least[:-1])]
     while len(left):
         kept.append(int(left[0]))
         left = left[~(rows[left[0]] <= rows[left]).all(axis=1)]

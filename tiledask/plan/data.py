@@ -3,7 +3,6 @@
 import difflib
 import json
 import os
-import re
 import stat
 import sys
 from collections.abc import Callable, Iterable
@@ -165,8 +164,7 @@ class Fields:
     def record(self, kind: type[T]) -> T:
         """The dataclass ``kind``, each field read by its type, dataclasses within it too. Whole
         numbers are 1 or more where they must be there or are by default; a field's metadata may
-        have the "words" that it can be, or the pattern and an example that text is "like".
-        What else is there is an error."""
+        have the "words" that it can be. What else is there is an error."""
         own: Any = kind
         objects = [("", own, self.values)]
         for each in fields(own):
@@ -202,9 +200,6 @@ class Fields:
                 value = self.take(typed, key, minimum=least)
             if value not in (words := field.metadata.get("words", (value,))):
                 raise self.fail(key, f"must be one of {words}, got {short(value)}")
-            pattern, example = field.metadata.get("like", ("(?s).*", ""))
-            if not re.fullmatch(pattern, f"{value}"):
-                raise self.fail(key, f"must be text such as {example!r}, got {short(value)}")
             values[key] = value
         self.done()
         return kind(**values)

@@ -45,7 +45,7 @@ class Ledger:
         return cls(tuple(rows))
 
     @cached_property
-    def _moments(self) -> dict[int, dict[str, int]]:
+    def moments(self) -> dict[int, dict[str, int]]:
         """By place the bytes at each of its moments, what is always there included."""
         found: dict[int, Counter[str]] = {}
         for row in sorted(self.rows, key=lambda row: row.place):
@@ -57,16 +57,12 @@ class Ledger:
 
     @property
     def places(self) -> tuple[int, ...]:
-        return tuple(self._moments)
-
-    def moments(self, place: int) -> dict[str, int]:
-        """Bytes on ``place`` at each of its moments, what is always there included."""
-        return dict(self._moments.get(place, {}))
+        return tuple(self.moments)
 
     @property
     def per_place(self) -> dict[int, int]:
         """Peak bytes of every place."""
-        return {place: max(mine.values()) for place, mine in self._moments.items()}
+        return {place: max(mine.values()) for place, mine in self.moments.items()}
 
     @property
     def peak(self) -> int:
@@ -77,12 +73,12 @@ class Ledger:
     def binding(self) -> tuple[int, str, str]:
         """(place, moment, tensor class) that decide the peak: the largest class of that moment."""
         place = max(peaks := self.per_place, key=peaks.__getitem__)
-        moment = max(held := self._moments[place], key=held.__getitem__)
+        moment = max(held := self.moments[place], key=held.__getitem__)
         return place, moment, max(sizes := self.by_tensor(place, moment), key=sizes.__getitem__)
 
     def by_tensor(self, place: int, moment: str | None = None) -> dict[str, int]:
         """Bytes of each tensor class on ``place`` at ``moment`` (default: its fullest)."""
-        held, totals = self._moments[place], Counter[str]()
+        held, totals = self.moments[place], Counter[str]()
         moment = moment or max(held, key=held.__getitem__)
         for row in self.rows:
             if row.place == place and row.moment in (ALWAYS, moment):

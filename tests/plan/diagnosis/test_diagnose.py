@@ -264,7 +264,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_trace_is_refused_in_a_sentence(monkeypatch, tmp_path, name):
-    monkeypatch.setattr("tiledask.plan.diagnosis.trace_files.MAX_BYTES", 400)
+    monkeypatch.setattr("tiledask.plan.diagnosis.trace.MAX_BYTES", 400)
     trace, message = BAD[name]
     texts = (trace,) if isinstance(trace, str) else trace if isinstance(trace, tuple) else ()
     paths = [tmp_path / name for name in ("trace.csv", "other.csv")[: len(texts)]]

@@ -76,7 +76,6 @@ def test_a_device_of_ones_own_needs_only_what_has_no_default(tmp_path):
         ({"share": 1.5}, {}, "'share' must be above 0 and at most 1, got 1.5"),
         ({"latency": -1}, {}, "'latency' must be a finite number of 0 or more"),
         ({"bytes_per_second": 0}, {}, "'bytes_per_second' must be above 0"),
-        ({}, {"capability": "sm_90"}, "'capability' must be text such as '9.0', got 'sm_90'"),
         ({}, {"memory_bytes": -1}, r"mine\.json.*'memory_bytes' must be .* of 1 or more"),
         ({}, {"peak": 1}, "'peak' is not known"),
         (

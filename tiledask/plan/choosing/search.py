@@ -250,9 +250,8 @@ def search(
     ``recipe``: default the framework's, "mixed-adam-16" without one. ``devices``: numbers of
     devices to use (default: all of the cluster's). ``calibration``: as of `estimate_step`.
     ZeRO 3 gathers each layer's weights for every micro-batch.
-    Memory is counted to the byte (:func:`tiledask.plan.fitting.vectorized.peak_bytes`). Time is
-    ranked by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's
-    ``seconds`` are those of :func:`tiledask.estimate_step`, and the first 14 stand in their order.
+    Memory is counted to the byte (:func:`tiledask.plan.fitting.vectorized.peak_bytes`), time ranked
+    by :func:`tiledask.plan.timing.step_time.step_parts`, and simulated for the first ones.
 
     >>> plans = search("llama-2-70b", "64xA100-80GB", 256)
     >>> plans.best.verdict, plans.best.seconds <= plans[1].seconds

@@ -1,7 +1,6 @@
 """From a trace of what devices did to the plan behind it, and to what would be faster.
 
-trace.py        when devices were busy: rows as a Timeline
-  trace_files.py  the same from what people have: tables, CSV, Chrome's JSON
+trace.py        when devices were busy: a Timeline of tables, CSV, Chrome's JSON
   chrome.py       Chrome's JSON, as torch.profiler writes it
 timed.py        a schedule with the seconds of its actions: what explains a trace
 infer.py        the schedule behind rows, whose edges say its times exactly

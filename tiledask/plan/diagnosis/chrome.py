@@ -11,16 +11,14 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.diagnosis.trace import Row, Trace, trace_of
 
-__all__ = ["of_chrome"]
+__all__ = ["Row", "of_chrome"]
 
 ACTION = re.compile(r"(?<![A-Za-z0-9])(\d{1,9})([FBIW])(\d{1,9})(?![A-Za-z0-9])")
 """An action in the name of an event, such as record_function("0F3")."""
@@ -35,6 +33,8 @@ UNREADABLE = ArithmeticError, AttributeError, KeyError, RecursionError, TypeErro
 CLOCKS = 2e-3
 """Share of the makespan by which the clocks of two ranks may differ."""
 
+Row = tuple[str, float, float, str, int, int]
+"""(device, start, end, kind, stage, microbatch); "" and -1 for what is not known."""
 _Label = tuple[float, float, str, str, str, str, str, tuple[str, int, int]]
 """(start, end, name, category, process, thread, device, (kind, stage, micro-batch)); -1 for a stage
 that is not known."""
@@ -43,9 +43,10 @@ _File = tuple[str, dict[bool, dict[int, float]], dict[str, list[Any]], list[_Lab
 step; by category (start, end, process) of the work; the labels), by their starts in seconds."""
 
 
-def of_chrome(texts: Sequence[tuple[str, str]], source: str) -> Trace:
-    """The Trace of (file name, JSON) pairs, whose distributedInfo says the rank of each. Raises
-    ConfigError for what cannot be read."""
+def of_chrome(texts: Sequence[tuple[str, str]], source: str) -> tuple[list[Row], str, float]:
+    """(the rows, where they are from, the share of the makespan by which an edge may be wrong) of
+    (file name, JSON) pairs, whose distributedInfo says the rank of each. Raises ConfigError for
+    what cannot be read."""
     files = _read(texts, source)
     worker = next((kind for kind in WORK if any(kind in work for _, _, work, _ in files)), "")
     lanes = [lane for *_, labels in files for _, _, _, *lane, _ in labels]
@@ -91,9 +92,7 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str) -> Trace:
     long = [max(row[2] for row in mine) - min(row[1] for row in mine) for mine in whole]
     chosen = whole[np.argsort(long, kind="stable")[(len(whole) - 1) // 2]]
     note = f": of {len(whole)} steps the one of median length" if len(whole) > 1 else ""
-    run, names, _ = trace_of(chosen, source=source + note)
-    stage = np.where(run.stage < 0, run.device, run.stage)  # of GPipe's labels
-    return replace(run, stage=stage), names, CLOCKS * run.makespan * (len(files) > 1)
+    return chosen, source + note, CLOCKS * (len(files) > 1)
 
 
 def _read(texts: Sequence[tuple[str, str]], source: str) -> list[_File]:

@@ -16,8 +16,7 @@ import numpy as np
 from tiledask.plan.diagnosis.infer import EXACT, MANY, Explained, fit_labelled, fit_rows
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, every_remedy, remedies
 from tiledask.plan.diagnosis.timed import TimedSchedule, title
-from tiledask.plan.diagnosis.trace import Trace, is_labelled
-from tiledask.plan.diagnosis.trace_files import read_trace
+from tiledask.plan.diagnosis.trace import Trace, is_labelled, read_trace
 from tiledask.plan.pipelines.timeline import CAUSES as IDLE
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.tables import Part, Printable, Table, table

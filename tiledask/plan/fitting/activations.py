@@ -24,7 +24,6 @@ from tiledask.plan.pipelines.schedules import BOTH_WAYS, layout_schedule
 
 __all__ = ["alive", "layer_bytes", "layer_costs", "saved_tensors", "stages_in_flight"]
 
-
 INPUTS = "attention input|attention output input|(shared )?mlp (input|product|activation output)"
 INPUTS += "|(kv|query) latent|(mamba2?|delta|conv) output input"
 """Names of the tensors that are inputs of a layer's matrix products."""

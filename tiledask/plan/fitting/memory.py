@@ -102,7 +102,7 @@ class MemoryEstimate(Printable):
         for first, last in ((run[0], run[-1]) for run in runs):
             if first > after:
                 found.append((f"{after} to {first - 1}", *["..."] * (len(names) + 2)))
-            after, moments = last + 1, ledger.moments(first)
+            after, moments = last + 1, ledger.moments[first]
             sizes = [held[first][name] / 1e9 for name in names]
             words = [f"{size:,.4g}" if size else "" for size in (*sizes, peaks[first] / 1e9)]
             span = f"{first} to {last}" if last > first else f"{first}"

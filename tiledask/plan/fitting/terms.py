@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from math import prod
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -39,21 +39,16 @@ MTP = "DeepSeek-V3, arXiv:2412.19437, section 2.2"
 LOGITS = "{} B x {:,} logits"
 
 
-class Term(NamedTuple):
-    """One tensor class at one moment; each number is the same on all stages, or a column."""
-
-    tensor: str
-    moment: str
-    there: Any  # Whether a stage has it, if only in 0 bytes
-    bytes: Any  # 0 on a stage that does not have it
-    formula: tuple[Any, ...]  # The words, or what makes them, and the numbers in them
-    source: str
+Term = tuple[str, str, Any, Any, tuple[Any, ...], str]
+"""(tensor class, moment, whether a stage has it, if only in 0 bytes; its bytes, 0 where it does
+not; the words of the formula, or what makes them, and the numbers in them; source). Each number is
+the same on all stages, or a column."""
 
 
 def _product(
     tensor: str, moment: str, there: Any, words: str, factors: tuple[Any, ...], source: str
 ) -> Term:
-    return Term(tensor, moment, there, there * prod(factors), (words, *factors), source)
+    return tensor, moment, there, there * prod(factors), (words, *factors), source
 
 
 def _has(number: Any) -> Any:
@@ -70,8 +65,8 @@ def _larger(one: Any, other: Any) -> Any:
 def fullest(terms: Iterable[Term]) -> Any:
     """Bytes of each stage at its fullest moment."""
     moments: dict[str, Any] = {ALWAYS: 0}
-    for term in terms:
-        moments[term.moment] = moments.get(term.moment, 0) + term.bytes
+    for _, moment, _, size, *_ in terms:
+        moments[moment] = moments.get(moment, 0) + size
     return moments.pop(ALWAYS) + reduce(_larger, moments.values())
 
 
@@ -135,7 +130,7 @@ class Terms:
             sharded = state.sharded(layout.zero) & several
             source = ZERO if np.all(sharded) else self.recipe.source
             formula = _state_formula, state, layout, sharded, dense, expert
-            yield Term(state.tensor, state.moment, 1, size, formula, source)
+            yield state.tensor, state.moment, 1, size, formula, source
 
     def _gathered(self) -> Iterator[Term]:
         """What ZeRO holds whole for a while: one item's weights, its gradients before they are
@@ -167,7 +162,7 @@ class Terms:
             if width and not recipe.holds(tensor):
                 here, every = there & (size > 0), there * (width * size)
                 for moment in at:
-                    yield Term(tensor, moment, here, every, (*formula, width), ZERO)
+                    yield tensor, moment, here, every, (*formula, width), ZERO
 
     def _training(self) -> Iterator[Term]:
         """Activations and what is computed with them, at each moment of a training step."""
@@ -175,9 +170,9 @@ class Terms:
         cut = (self.layout.sequence_parallel > 0) & (self.layout.tp > 1)
         kept = list(self._kept())
         for moment in PHASES:
-            for term in kept:
+            for tensor, _, there, size, formula, source in kept:
                 here = ends if moment == LOSS else 1  # only a stage with the head has it
-                yield term._replace(moment=moment, there=term.there * here, bytes=term.bytes * here)
+                yield tensor, moment, there * here, size * here, formula, source
         if np.any(ends):
             yield from self._logits(ends)
         source, again = f"{KORTHIKANTI}, section 4.2.2", self.recomputes
@@ -190,12 +185,12 @@ class Terms:
         there, layers = _has(sum(self.here[:-3])), self.items[:-3]
         size = self._most(layer.gradients for layer in layers)
         why = ("of the residual stream and of the two largest tensors of one layer",)
-        yield Term("activation gradients", BACKWARD, there, size, why, "upper bound")
+        yield "activation gradients", BACKWARD, there, size, why, "upper bound"
         if np.any(again):
             dropped = self._most(n.whole for n in layers) - self._most(n.kept for n in layers)
             there, size = there * again, dropped * again
             formula = "what {} recomputation dropped of one layer", self.layout.recompute
-            yield Term("recomputed activations", BACKWARD, there, size, formula, KORTHIKANTI)
+            yield "recomputed activations", BACKWARD, there, size, formula, KORTHIKANTI
         if memory_of(recipe.framework).keeps_buffers:  # of gradients that are added up already
             framework, there = f"framework {recipe.framework}", cut & ends
             words = "{} B x {:,} parameters, a layer's matrices"
@@ -207,7 +202,7 @@ class Terms:
             words = "{} B x {:,} parameters of the largest weight"
             factors = work.bytes, self._most(item.largest for item in self.items)
             yield _product(work.tensor, work.moment, 1, words, factors, recipe.source)
-        yield Term("activations", STEP, 1, 0, ("freed by the backward pass",), "")
+        yield "activations", STEP, 1, 0, ("freed by the backward pass",), ""
 
     def _kept(self) -> Iterator[Term]:
         """What is kept from the forward pass."""
@@ -218,7 +213,7 @@ class Terms:
         each = [layer.kept for layer in self.items[:-3]]
         how = _kept_formula, model.layer_kinds, layout.recompute, layout.schedule, here
         formula, size = (*how, *of_layers, *each), sum(map(mul, of_layers, each))
-        yield Term("activations", FORWARD, 1, size, formula, f"{KORTHIKANTI}, Table 2")
+        yield "activations", FORWARD, 1, size, formula, f"{KORTHIKANTI}, Table 2"
         if per_token := model.dropout + width * model.embedding_norm:
             words = "dropout mask, 1 B, and norm input of each token, x {} micro-batches"
             there, many = _has(embeddings), (of_embedding, per_token, tokens)
@@ -274,7 +269,7 @@ class Terms:
             factors: tuple[Any, ...] = tokens, width, all_ // _larger(some, 1)
             size = tokens * width * all_
             source = CACHE
-            yield Term("key-value cache", ALWAYS, 1, size, (words, *factors, some), source)
+            yield "key-value cache", ALWAYS, 1, size, (words, *factors, some), source
             if any(kind.state for kind in kinds):
                 of = [self._numbers(kind.state, width) for kind in kinds]
                 many = -(-cached // (self.tokens // self.layout.microbatch * self.layout.cp))
@@ -283,7 +278,7 @@ class Terms:
                 yield _product("recurrent states", ALWAYS, 1, words, factors, STATES)
         why = ("tensors of one layer, all at once",)
         size = self._most(layer.served for layer in self.items[:-3])
-        yield Term("working activations", FORWARD, _has(sum(here)), size, why, "upper bound")
+        yield "working activations", FORWARD, _has(sum(here)), size, why, "upper bound"
         source, factors = "one forward pass over the whole sequence", (width, elements)
         yield _product("logits", FORWARD, _has(self.here[-2]), LOGITS, factors, source)
 

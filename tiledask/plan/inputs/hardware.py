@@ -9,6 +9,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError, short
 from tiledask.plan.data import Fields, names, read, read_named
+from tiledask.plan.inputs.layout import MOST_OF_ANY
 from tiledask.plan.units import format_bytes, parse_bytes
 
 __all__ = ["LATENCY", "SHARE", "ClusterSpec", "Device", "Link", "load_cluster", "load_device"]
@@ -53,8 +54,7 @@ class Device:
     multiprocessors: int = 0  # Units that each compute one tile of a matrix product; 0 if unknown
     calibration: str = "other"
     """The file of data/calibration/device with the shares of these numbers that programs reach."""
-    capability: str = field(default="", metadata={"like": (r"([0-9]+\.[0-9])?", "9.0")})
-    """Compute capability, such as "9.0"; empty if unknown."""
+    capability: str = ""  # Compute capability, such as "9.0"; empty if unknown
     clock: float = 0.0  # Boost clock in Hz; 0 if unknown, as are all the numbers below
     l2_bytes: int = 0
     l2_bytes_per_clock: int = 0  # What all multiprocessors together can read from L2 in a clock
@@ -96,8 +96,8 @@ class ClusterSpec:
     """Equal devices in equal nodes: what a plan is made for.
 
     >>> spec = load_cluster("80xA100-40GB")
-    >>> spec.devices, spec.nodes, spec.device.memory_bytes
-    (80, 10, 40000000000)
+    >>> spec.devices, spec.devices_per_node, spec.device.memory_bytes
+    (80, 8, 40000000000)
     """
 
     devices: int
@@ -109,11 +109,6 @@ class ClusterSpec:
     nvme_bytes: int = 0  # Of a node's disks, likewise
     assumed: str = ""
     """What is assumed of devices of which only the memory is known; empty where nothing is."""
-
-    @property
-    def nodes(self) -> int:
-        """How many, the last perhaps not full."""
-        return -(-self.devices // self.devices_per_node)
 
     @property
     def uneven(self) -> str:
@@ -131,10 +126,6 @@ class ClusterSpec:
     def __str__(self) -> str:
         size = format_bytes(self.device.memory_bytes)
         return f"{self.devices} x {self.device.name} ({size} each)"
-
-
-MOST_DEVICES = 10**8
-"""Of a cluster: a larger number is a slip of the hand."""
 
 
 def load_device(name: str) -> Device:
@@ -172,8 +163,8 @@ def load_cluster(spec: str | os.PathLike[str] | ClusterSpec) -> ClusterSpec:
     file = text.lower().endswith(".json")
     if match and not file:
         count = int(match[1][:30])
-        if not 1 <= count <= MOST_DEVICES:
-            rule = f"a cluster has 1 device or more, and {MOST_DEVICES:,} at most"
+        if not 1 <= count <= MOST_OF_ANY:
+            rule = f"a cluster has 1 device or more, and {MOST_OF_ANY:,} at most"
             raise ConfigError(f"{rule}; got {short(text)}")
         if not re.fullmatch(r"[0-9.]+ *[kmgtp]i?b", match[2], re.IGNORECASE):
             return _cluster(count, _find(match[2]))

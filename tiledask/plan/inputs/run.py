@@ -17,7 +17,6 @@ from tiledask.plan.whole import whole_number
 __all__ = ["Item", "caches", "check_held", "check_run", "check_trains"]
 __all__ += ["chunk_kinds", "item_parameters", "precision_of", "tokens_of"]
 
-
 LONGEST = 2**30
 """Tokens of the longest sequence that is believed."""
 

@@ -62,10 +62,8 @@ def dualpipe(stages: int, microbatches: int) -> Schedule:
     (p/2 - 1)(F&B + B - 3W). Raises ScheduleError for an odd number of stages.
     """
     if stages % 2:
-        raise ScheduleError(
-            f"two directions meet in the middle, and {stages} devices have none; use {stages + 1} "
-            f"stages"
-        )
+        middle = f"two directions meet in the middle, and {stages} devices have none"
+        raise ScheduleError(f"{middle}; use {stages + 1} stages")
     half, each = stages // 2, max(-(-microbatches // 2), stages)
     down, other = list(range(stages)), str.maketrans("01", "10")
     steps = [list(_meeting(half, each, d)) for d in range(half)]
@@ -135,9 +133,8 @@ def _from_steps(
 def _v_places(stages: int) -> list[int]:
     """The device of each stage of a V."""
     if stages % 2:
-        raise ScheduleError(
-            f"a V has two stages on a device; use {stages + 1} stages, not {stages}"
-        )
+        rule = "a V has two stages on a device"
+        raise ScheduleError(f"{rule}; use {stages + 1} stages, not {stages}")
     return [*range(stages // 2), *reversed(range(stages // 2))]
 
 

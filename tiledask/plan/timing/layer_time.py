@@ -48,7 +48,6 @@ def products(weights: tuple[Weight, ...]) -> list[tuple[Weight, ...]]:
     [('query+key+value', (64, 96)), ('attention output', (32, 64)),
      ('mlp up', (64, 128)), ('mlp down', (128, 64))]
     """
-
     matrices = [w for w in weights if w.inputs]
     alike = [
         (w.name if w.row or not w.split else "", w.inputs, w.copies, w.active) for w in matrices

@@ -24,8 +24,6 @@ __all__ = ["StepEstimate"]
 
 ACCOUNT: list[dict[str, str]] = shipped_json("step_parts.json")
 """Of each part of a step its formula and where that is from, in words."""
-
-
 OTHER_PROGRAMS = 0.35
 """How much longer programs and releases take that nobody named: of 292 published runs, estimated
 with none named, 92 % lie in the band."""
