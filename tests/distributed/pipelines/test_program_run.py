@@ -13,17 +13,15 @@ import tiledask as td
 from tiledask.distributed.pipelines.pipeline import run_program
 from tiledask.distributed.pipelines.stages import flat
 from tiledask.errors import PlacementError, ProgramError
-from tiledask.plan.pipelines.schedules import LOOPED, V_SHAPED
+from tiledask.lab.sweep import schedule_on
 
 WIDTH, ROWS = 6, 3
 
 
 def made(name, devices=4):
     """A schedule, its stages, and a batch of ROWS a micro-batch."""
-    stages = devices * (2 if name in V_SHAPED or name in LOOPED else 1)
-    options = {"devices": devices} if name in LOOPED else {}
-    schedule = td.schedule(name, stages, 8, **options)
-    layers = td.stages.stack(range(stages + 1), width=WIDTH, hidden=8, dtype="float64")
+    schedule = schedule_on(name, devices, 8)
+    layers = td.stages.stack(range(schedule.stages + 1), width=WIDTH, hidden=8, dtype="float64")
     x, y = np.random.default_rng(3).normal(size=(2, 8 * ROWS, WIDTH))
     return schedule, layers, x, y
 
@@ -79,14 +77,9 @@ def test_workers_do_what_threads_do_to_the_bit_and_what_the_engines_of_schedules
     here = run_program(program, layers, x, target=y)
     there = run_program(program, layers, x, td.Mesh(cluster, (4,)), target=y)
     assert there.traffic.measured == here.traffic.measured == program.traffic
+    with pytest.raises(PlacementError, match=r"the mesh 2; td\.Mesh\(cluster, \(4,\)\)"):
+        run_program(program, layers, x, td.Mesh(cluster, (2,)), target=y)
     run = td.run_schedule(schedule, layers, x, cluster, target=y, engine="loop")
     assert run.traffic.measured == program.traffic
     assert len({flat(each.gradients).tobytes() for each in (here, there, run)}) == 1
     assert here.loss == there.loss == run.loss
-
-
-@pytest.mark.cluster
-def test_a_mesh_of_another_size_is_refused(cluster):
-    schedule, layers, x, y = made("1f1b")
-    with pytest.raises(PlacementError, match=r"the mesh 2; td\.Mesh\(cluster, \(4,\)\)"):
-        run_program(td.program(schedule), layers, x, td.Mesh(cluster, (2,)), target=y)

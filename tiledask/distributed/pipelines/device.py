@@ -1,29 +1,52 @@
-"""One device's part of a pipeline: the kernels of its stages, op by op.
+"""One device's part of a pipeline: the kernels of its stages, op by op, and each in its time.
 
 x1 kept0 = do forward          the rows of the micro-batch, where no stage is before this one
 kept1 = do forward x1          an output, where none is behind it; and its loss
 dx1 = do backward kept1        the gradient of that
+
+A device of a schedule waits for its block, works, keeps the device until its time is over, reports,
+and posts what it made to the device that uses it. Two at once are done one after the other, from
+one start to one end.
+
+    block made        block there
+       |---- latency ----|
+       '------ sent -----|start ===== work =====.... paced ....|end
 """
 
+import time
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+from distributed import get_worker
 
-from tiledask.distributed.programs.runner import Interpreter
+from tiledask.distributed.cluster.clocks import now
+from tiledask.distributed.programs.runner import Call, Interpreter
+from tiledask.distributed.ranks.mismatch import CollectiveCall
+from tiledask.distributed.transport.messages import endpoint_of
+from tiledask.distributed.transport.transport import Message
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.intervals import split
-from tiledask.plan.pipelines.timeline import Span
+from tiledask.plan.pipelines.schedule import Action
+from tiledask.plan.pipelines.timeline import TRANSFER, Span
 from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.ops import Op, action_of
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import aligned, namespace, synchronize, to_numpy
 
-__all__ = ["StageRunner", "StagesMade", "joined", "shares"]
+__all__ = ["START", "DeviceRunner", "StageRunner", "StagesMade", "joined", "shares"]
 
+REPORT_AFTER = 0.02
+"""Seconds after its end at which an action is reported."""
+SPIN = 3e-4
+"""Seconds before a moment in which a thread watches the clock: a sleep ends about so much late."""
+START = "start", -1
+"""Under which the moment to begin comes to a device."""
 Rows = np.ndarray | None
 Gradients = list[dict[str, Any]]
 """Of a stage's weights, by layer and name."""
+Pace = Sequence[tuple[float, float]]
 
 
 class StagesMade(NamedTuple):
@@ -103,6 +126,94 @@ def _added(first: Gradients | None, second: Gradients) -> Gradients:
     if first is None:
         return second
     return [{name: a[name] + b[name] for name in b} for a, b in zip(first, second, strict=True)]
+
+
+# -- in its time ---------------------------------------------------------------------------------
+
+
+class DeviceRunner(StageRunner):
+    """A device's actions, one after the other, in their time; from task to task.
+
+    ``run``: its name, and the topic on which actions are reported. ``seconds``: after which a wait
+    is given up. ``pace``: by turn, the seconds of an action, and the latency of what it receives.
+    """
+
+    def __init__(self, device: int, run: str, seconds: float, pace: Pace, *given: Any) -> None:
+        self.transport = endpoint_of(run, device)
+        self.transport.begin(time.monotonic() + seconds, ())
+        self.port = self.transport.port(tuple(range(self.transport.ranks)), "blocks")
+        self.name, self.pace, self.next = run, pace, 0
+        self.end, self.ways = 0.0, list[Span]()
+        """Of what was done last; in which blocks came for what is done next."""
+        super().__init__(SimpleNamespace(index=device), *given)
+
+    def action(self, turn: int) -> Action:
+        """What a schedule calls a turn."""
+        return Action(*action_of(self.order[turn].block), self.order[turn].microbatch)
+
+    def begin(self) -> None:
+        """Return when the first action is to begin."""
+        self.transport.wait([START], self.transport.deadline)
+        sleep_until(self.transport.parcels.pop(START).call)
+
+    def do(self) -> None:
+        """Do the next action, or the two that are next at once."""
+        turns = range(self.next, self.next + 1 + self.order[self.next].paired)
+        self.next, label = turns.stop, str(self.action(self.next))
+        self.port.enter(CollectiveCall(self.index, "step", self.port.members, 0, label, ()))
+        self._go(turns, "recv")
+        start = now()
+        self._go(turns, "kernel")
+        # a paced device is free after its time to the instant; a thread that the system wakes later
+        # is no work of that device, but overhead before its next action
+        self.end = max(now(), start + sum(self.pace[turn][0] for turn in turns))
+        sleep_until(self.end)
+        spans = [(self.index, *self.action(turn), start, self.end) for turn in turns] + self.ways
+        self.made.spans.extend(spans)
+        self.ways, worker = [], get_worker()
+        # a little later, because a worker's messages go out 2 ms apart: the news that this is
+        # done, for which another device may be waiting, shall not queue behind its time of day
+        event = worker.log_event, self.name, {"run": self.name, "spans": spans}
+        worker.loop.add_callback(worker.loop.call_later, REPORT_AFTER, *event)
+        self._go(turns, "send")
+
+    def _group(self, *_: Any) -> Any:
+        return self
+
+    def send(self, array: Any, to: int, **_: Any) -> None:
+        """Post a block to the device that uses it."""
+        self.port.put(to, [array], (self.end, now()), lend=True)
+
+    def recv(self, source: int, **_: Any) -> Message:
+        """The next block that a device has posted to this one."""
+        (message,) = self.port.get((source,))
+        self.made.moves.append((source, self.index, message.nbytes))
+        return message
+
+    def _message(self, op: Op) -> Call:
+        moved = super()._message(op)
+
+        def take(env: dict[str, Any]) -> None:
+            moved(env)
+            message, (kind, stage, i) = env[op.buffer], self.action(self.turn)
+            (made, left), (_, latency) = message.call, self.pace[self.turn]
+            env[op.buffer] = aligned(message.parts[0])
+            ways = [(left, message.there)] + ([(made, made + latency)] if latency else [])
+            source = stage + (-1 if kind == "F" else 1)
+            # a way begins by another worker's clock, and by their error it may seem to end before
+            self.ways += [(self.index, TRANSFER, source, i, min(way), way[1]) for way in ways]
+            sleep_until(made + latency)
+
+        return take if op.name == "recv" else moved
+
+
+def sleep_until(moment: float) -> None:
+    """Return at ``moment`` of the scheduler's clock."""
+    while (left := moment - now()) > 0:
+        time.sleep(max(0.0, left - SPIN))
+
+
+# -- all devices together ------------------------------------------------------------------------
 
 
 def joined(parts: Iterable[StagesMade]) -> tuple[np.ndarray, float | None, tuple[Gradients, ...]]:

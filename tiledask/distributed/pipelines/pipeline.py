@@ -1,37 +1,52 @@
-"""Run a pipeline schedule on workers, or a program of one: real layers or dummies.
+"""Run a pipeline schedule on workers, or a program of one on threads or workers: real layers or
+dummies.
 
-schedule --checked--> runners --engine--> results      "tasks": each action is a Dask task
-                         |                             "loop":  each device is one
-                         '--> events of every action --> Timeline
+    "loop"     rank 0     [F0][F1].............[B0]         one task, and no message to the
+               rank 1         [F0][B0]....[F1][B1]          scheduler between two actions
 
-program --checked--> results                           on threads, or on workers
+    "tasks"    rank 0     begin --> F0 ----> F1 ----> ...    ---->  the action before it there
+                                     |        |                |    the one whose block it uses
+               rank 1     begin ---> F0 ----> F1 ---->         v
+
+Under both engines a device's runner does its next action. The order of tasks never rests on
+priorities, so Dask's task stream is the Gantt chart. A worker that takes a dead one's place has no
+runner, and says so; then the schedule runs again.
 """
 
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise, permutations, repeat
+from itertools import pairwise, permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from distributed import Client
+from distributed import Client, Future
 
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.clocks import set_clocks
+from tiledask.distributed.cluster.clocks import now, set_clocks
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Load, core_seconds, counting, load_since
 from tiledask.distributed.cluster.progress import announced, ended
 from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.deadlines import bounded, seconds_of
-from tiledask.distributed.pipelines.device import StageRunner, StagesMade, joined, shares
-from tiledask.distributed.pipelines.engines import ENGINES, run_engine
+from tiledask.distributed.pipelines.device import (
+    START,
+    DeviceRunner,
+    StageRunner,
+    StagesMade,
+    joined,
+    shares,
+)
 from tiledask.distributed.pipelines.stages import FeedForward
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.run import PATIENCE, run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.retry import retry_lost
-from tiledask.errors import ConfigError, PlacementError
+from tiledask.distributed.transport.messages import endpoint_of, lost, opened
+from tiledask.errors import ClusterLostError, ConfigError, PlacementError
 from tiledask.plan.intervals import split
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.pipelines.costs import PerBoundary, Times, costs_of
@@ -39,11 +54,16 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import simulate, timed
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.traffic import Traffic
+from tiledask.plan.program.making.pipeline import KERNELS
 from tiledask.plan.program.making.pipeline import program as program_of
 from tiledask.plan.program.program import Program
 from tiledask.plan.units import format_bytes
 
-__all__ = ["PipelineRun", "ProgramRun", "replay", "run_program", "run_schedule"]
+__all__ = ["PipelineRun", "ProgramRun", "run_program", "run_schedule"]
+
+ENGINES = "tasks", "loop"
+LEAD = 0.05
+"""Seconds from the word to begin until all do: the word must have reached every device."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,21 +136,19 @@ def run_schedule(
     target
         [tokens, width]; needed for backwards. The loss is the mean square error of the batch.
     forward, backward, backward_input, backward_weight, overlapped
-        Seconds that an action, or two at once, occupy their device, in the shapes and with the
-        meaning that they have for :func:`tiledask.simulate`. An action does its work and then keeps
-        the device until its time is over, so devices of a known speed can be studied on a machine
-        with fewer cores than devices. Default: as long as it takes. Of two at once the work is done
-        one after the other.
+        Seconds that an action, or two at once, occupy their device, as for
+        :func:`tiledask.simulate`: it does its work and then keeps the device until its time is
+        over, so that devices of a known speed can be studied on fewer cores. Default: as long as
+        it takes.
     latency
         Seconds, as for ``simulate``, after its making before which a result cannot be used on
         another device. It occupies neither device. The way that the block really takes is part
         of it; where that takes longer, it counts instead.
     engine
-        "tasks": each action is a Dask task pinned to its device, its turn a real dependency, so
-        that Dask's task stream is the Gantt chart. "loop": each device is one task that goes
-        through its actions: for short ones. Under both, blocks are posted from worker to worker
-        past the scheduler, and the results are the same to the bit; when a worker dies, the whole
-        schedule runs again in its time.
+        "tasks": each action is a Dask task pinned to its device. "loop": each device is one task
+        that goes through its actions: for short ones. Under both, blocks are posted from worker to
+        worker past the scheduler, and the results are the same to the bit; when a worker dies, the
+        whole schedule runs again in its time.
 
     Where the dashboard has tiledask's page, every run is announced on Dask's topic "tiledask-runs";
     each action is reported on the run's own topic when it is done, with its times on the
@@ -168,14 +186,14 @@ def run_schedule(
     if any(needs):
         what = f"{schedule.name} with weights of {format_bytes(max(needs) // trains)} on a device"
         check_room(workers, mesh.at, needs, what, seconds)
-    given = [*zip(pace, repeat(program), mine, strict=False)]
+    given = [(pace[d], program, mine[d]) for d in mesh.at]
     facts = {"schedule": schedule.name, "micro-batches": str(schedule.microbatches)}
     about = {"lanes": [f"device {d}" for d in mesh.at], "facts": facts, "predicted": predicted}
 
     def attempt(_: int, left: float) -> Any:
         topic, clocks = f"tiledask-run-{uuid.uuid4().hex}", set_clocks(workers, max(left, PATIENCE))
         with announced(workers, topic, kind="pipeline", **about):
-            made = run_engine(engine, mesh, schedule, topic, given, left)
+            made = _ran(engine, mesh, schedule, topic, given, left)
         ended(workers, topic)
         return sum(sorted(clock.error for clock in clocks)[-2:]), made
 
@@ -190,21 +208,67 @@ def run_schedule(
     moves = planned, [move for each in done for move in each.moves]
     traffic = Both(*(Traffic.of(workers.slots, each).on(workers.hosts) for each in moves))
     measured = Timeline.of(schedule.devices, [s for each in done for s in each.spans], "measured")
-    timelines = measured, simulated, replay(schedule, measured)
+    took = measured.acts.end - measured.acts.start
+    took[1:][schedule.paired[:-1]] = 0.0  # of a pair each half has the time of both
+    replayed = timed(schedule, costs_of(schedule, 0.0, 0.0)._replace(work=took))
+    timelines = measured, simulated, replayed
     return PipelineRun(*joined(done), traffic, *timelines, counted.ledger({}), error, load)
 
 
-def replay(schedule: Schedule, measured: Timeline) -> Timeline:
-    """The Timeline of ``schedule`` if each action took what it did, and nothing held it up.
+def _ran(
+    engine: str, mesh: Mesh, schedule: Schedule, run: str, given: Sequence[Any], seconds: float
+) -> list[StagesMade]:
+    """What the devices made in ``seconds``; setting up may take longer. ``given``: by device, what
+    its `DeviceRunner` is made of."""
+    cluster, patience = mesh.cluster, max(seconds, PATIENCE)
+    # a name that is no folder: all blocks go by Dask's connections, which note when they arrive
+    with opened(cluster, run, mesh.at, Path(run), patience):
+        facts = {d: (d, run, patience + seconds, *given[d]) for d in mesh.at}
+        runners = cluster.submit_all(DeviceRunner, facts, name="weights")
+        cluster.wait(runners, "weights and micro-batches", patience, cancel=True)
+        # all is submitted before anything starts: the scheduler would be slow to answer meanwhile
+        ends = _submitted(engine, cluster, schedule, runners)
+        moment = max(cluster.run(now, timeout=patience)) + LEAD
+        cluster.run(_start, run, moment, timeout=patience)
+        return cluster.gather(ends, f"{schedule!r}", seconds, cancel=True)
 
-    >>> from tiledask.plan.pipelines.schedules import schedule
-    >>> gpipe = schedule("gpipe", stages=2, microbatches=2)
-    >>> replay(gpipe, simulate(gpipe, 1.0, 2.0, latency=0.5)).makespan
-    9.0
-    """
-    took = measured.acts.end - measured.acts.start
-    took[1:][schedule.paired[:-1]] = 0.0  # of a pair each half has the time of both
-    return timed(schedule, costs_of(schedule, 0.0, 0.0)._replace(work=took))
+
+def _start(run: str, moment: float) -> None:
+    """Let a run begin at a moment."""
+    with suppress(ClusterLostError):  # where no device is
+        endpoint_of(run, 0).arrive(START, moment, (), 0)
+
+
+def _submitted(
+    engine: str, cluster: Cluster, schedule: Schedule, runners: Sequence[Future[Any]]
+) -> list[Future[Any]]:
+    """By device, what it made: after one task, or one for each action, or two at once."""
+    actions, device, turns = list(schedule), schedule.device.tolist(), schedule.turns.tolist()
+    submit, maker, ran = cluster.submit, schedule.maker.tolist(), dict[int, Future[Any]]()
+    last = [submit(d, DeviceRunner.begin, mine, name="begin") for d, mine in enumerate(runners)]
+    for n in schedule.steps if engine == "tasks" else ():
+        at, d = range(n, n + 1 + int(schedule.paired[n])), device[n]
+        makers = [ran[maker[k]] for k in at if maker[k] >= 0 and device[maker[k]] != d]
+        name = KERNELS[actions[n].kind] if len(at) == 1 else "overlapped"
+        last[d] = submit(d, _act, runners[d], n - turns[d], last[d], *makers, name=name)
+        ran |= dict.fromkeys(at, last[d])
+    name, each = "result" if ran else "loop", dict(enumerate(zip(runners, last, strict=True)))
+    return cluster.submit_all(_finish, each, name=name)
+
+
+def _act(runner: DeviceRunner, turn: int, *_: None) -> None:
+    """The action of a turn, once those that it waits for are done."""
+    if turn != runner.next:  # Dask does a task again that a lost worker had done
+        raise lost(runner.index, "what it had done is asked for again")
+    runner.do()
+
+
+def _finish(runner: DeviceRunner, _: None) -> StagesMade:
+    """What a device made, once all that was left to it is done, and what it sent has arrived."""
+    while runner.next < len(runner.order):
+        runner.do()
+    runner.transport.arrived()
+    return runner.done()
 
 
 # -- programs --------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@
     backward_weight(saved)                 their gradients: a list with a dict of arrays per layer
 
 A stage is a frozen value with a ``width`` that travels to its worker; its weights are made there,
-by a task, and made again if the worker dies. ``forward`` returns what ``backward`` needs, so that
-several micro-batches can be in flight. One without gradients lacks the last two. For its
-``weight_bytes``, where it has them, and as many of gradients a run must have room.
+and made again if the worker dies. ``forward`` returns what ``backward`` needs, so that several
+micro-batches can be in flight. One without gradients lacks the last two. For its ``weight_bytes``,
+where it has them, and as many of gradients a run must have room.
 """
 
 import math
@@ -132,22 +132,21 @@ class HalfFeedForward:
         """Bytes of the float32 rows in use, beside the weights and the activations."""
         return self.rows * max(self.width, self.hidden) * 4
 
-    def init(self, backend: str) -> list[tuple[Any, ...]]:
-        pair = (self.width, self.hidden), (self.hidden, self.width)
-        seeds = ([(self.seed, layer, n) for n in range(2)] for layer in self.layers)
-        return [tuple(map(self._draw, each, pair, [backend] * 2)) for each in seeds]
-
-    def _draw(self, seed: tuple[int, ...], shape: tuple[int, int], backend: str) -> Any:
-        rng, weights = np.random.default_rng(seed), namespace(backend).empty(shape, np.float16)
-        for start, stop in self._chunks(shape[0]):
-            # of one variance whatever the distribution; an even one is drawn three times as fast
-            part = rng.random((stop - start, shape[1]), np.float32)
-            part -= 0.5
-            part *= (12 / shape[0]) ** 0.5
-            weights[start:stop] = namespace(backend).asarray(part.astype(np.float16))
+    def init(self, backend: str) -> list[list[Any]]:
+        xp, shapes = namespace(backend), ((self.width, self.hidden), (self.hidden, self.width))
+        weights = [[xp.empty(shape, np.float16) for shape in shapes] for _ in self.layers]
+        for layer, pair in zip(self.layers, weights, strict=True):
+            for n, w in enumerate(pair):
+                rng = np.random.default_rng((self.seed, layer, n))
+                for start, stop in self._chunks(len(w)):
+                    # of one variance; an even distribution is drawn three times as fast
+                    part = rng.random((stop - start, w.shape[1]), np.float32)
+                    part -= 0.5
+                    part *= (12 / len(w)) ** 0.5
+                    w[start:stop] = xp.asarray(part.astype(np.float16))
         return weights
 
-    def forward(self, weights: list[tuple[Any, ...]], x: Any) -> tuple[Any, None]:
+    def forward(self, weights: list[list[Any]], x: Any) -> tuple[Any, None]:
         for w1, w2 in weights:
             x = x + self._product(gelu(self._product(x, w1)), w2)
         return x, None

@@ -82,18 +82,18 @@ class Interpreter:
             self._envs[microbatch] = self._state.copy()
         return self._envs[microbatch]
 
-    def run(self) -> bool:
-        """Whether the order was gone through to its end: a "stop" may have stopped it."""
+    def run(self) -> None:
+        """Go through the order to its end, or until a "stop" stops it."""
         self._envs.clear()
         self._arriving.clear()
-        return self._go(range(len(self.order)))
+        self._go(range(len(self.order)))
 
     def close(self) -> None:
         """Let go of all arrays at once, and of what would be called."""
         self._bound, self._state, self._envs = [], {}, {}
 
-    def _go(self, turns: Iterable[int], part: str = "") -> bool:
-        """Do the ops of turns, and whether all; of a ``part``, "kernel" or "send", those alone."""
+    def _go(self, turns: Iterable[int], part: str = "") -> None:
+        """Do the ops of turns; of a ``part``, "kernel" or "send", those alone."""
         for self.turn in turns:
             name, self.microbatch, _ = self.order[self.turn]
             env = self._env(self.microbatch)
@@ -102,13 +102,12 @@ class Interpreter:
             try:
                 for op, call in self._bound[self.turn]:
                     if (not part or part in (op.kind, op.name)) and call(env):
-                        return False
+                        return
             except Exception as error:
                 error.add_note(f"in {name}.{self.microbatch} of rank {self.index}: {op!r}")
                 raise
             if part in ("", "send") and self._last[self.microbatch] == self.turn:
                 del self._envs[self.microbatch]
-        return True
 
     # -- ops, bound -------------------------------------------------------------------------------
 
@@ -176,7 +175,7 @@ class Interpreter:
 
     def _resolved(self, value: Any) -> Any:
         """("part", axis, counts) as this rank's RankPart."""
-        if not (isinstance(value, tuple) and value[:1] == ("part",)):
+        if not isinstance(value, tuple) or value[:1] != ("part",):
             return value
         _, axis, counts = value
         at = self.program.coordinates[self.index][axis] if len(counts) > 1 else 0
