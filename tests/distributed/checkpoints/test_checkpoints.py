@@ -22,7 +22,6 @@ from tiledask.distributed.checkpoints import (
     steps_in,
     whole,
 )
-from tiledask.distributed.checkpoints import index as index_room
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.training import GPT
 from tiledask.errors import CheckpointError
@@ -98,12 +97,8 @@ def test_replicas_share_the_writing(tmp_path):
     arrays = {f"w{i}": np.full((64, 64), i, np.float32) for i in range(8)}
     held = [{name: whole(a.shape) for name, a in arrays.items()}] * 4
     save(tmp_path, 0, arrays, held)
-    parts = [
-        f"rank-{part.rank}.bin"
-        for s in open_checkpoint(tmp_path).arrays.values()
-        for part in s.parts
-    ]
-    assert sorted(parts) == sorted(f"rank-{rank}.bin" for rank in range(4) for _ in range(2))
+    saved = open_checkpoint(tmp_path).arrays.values()
+    assert sorted(part.rank for s in saved for part in s.parts) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [p.stat().st_size for p in tmp_path.glob("*/*.bin")] == [2 * 64 * 64 * 4] * 4
 
 
@@ -111,10 +106,8 @@ class PowerCutError(Exception):
     pass
 
 
-@pytest.mark.parametrize("at", ["_write_boxes", "write_index", "rename"])
+@pytest.mark.parametrize("at", ["_write_boxes", "sync", "os.rename"])
 def test_a_save_that_breaks_off_leaves_the_former_one(tmp_path, monkeypatch, at):
-    from tiledask.distributed.checkpoints import write
-
     arrays, held = drawn(0), layout(1, 2, 1)
     save(tmp_path, 1, arrays, held)
 
@@ -122,7 +115,7 @@ def test_a_save_that_breaks_off_leaves_the_former_one(tmp_path, monkeypatch, at)
         raise PowerCutError
 
     with monkeypatch.context() as patch:
-        patch.setattr(write.os if at == "rename" else write, at, cut)
+        patch.setattr(f"tiledask.distributed.checkpoints.write.{at}", cut)
         with pytest.raises(PowerCutError):
             save(tmp_path, 2, drawn(1), held)
     assert steps_in(tmp_path) == (1,)
@@ -135,7 +128,7 @@ def test_a_save_that_breaks_off_leaves_the_former_one(tmp_path, monkeypatch, at)
 
 
 def one(tmp_path):
-    save(tmp_path, 5, {"w": np.arange(300_000.0)}, [{"w": whole((300_000,))}])
+    save(tmp_path, 5, {"w": np.arange(3000.0)}, [{"w": whole((3000,))}])
     (path,) = tmp_path.glob("*/*.bin")
     return path
 
@@ -143,38 +136,37 @@ def one(tmp_path):
 def rewritten(folder, change):
     """The index in ``folder``, once ``change`` was made to it and its checksum is right again."""
     (path,) = folder.glob("*/index.json")
-    given = json.loads(path.read_text())["index"]
-    change(given)
-    text = index_room._canonical(given)
-    path.write_text(f'{{"crc32": {zlib.crc32(text.encode())}, "index": {text}}}\n')
+    index = json.loads(json.loads(path.read_text())["index"])
+    change(index)
+    text = json.dumps(index)
+    path.write_text(json.dumps({"crc32": zlib.crc32(text.encode()), "index": text}))
+
+
+def change_part(at, value):
+    return lambda index: index["arrays"]["w"][2][0].__setitem__(at, value)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "words"),
+    ("change", "words"),
     [
-        *(("rank", rank, "not of what is beside it") for rank in ("/../../outside", 1, "a\0b", -1)),
-        ("shape", [500_000_000_000], "no rank holds"),
-        ("shape", [0, 2**62, 2**62], "not in boxes"),
-        ("dtype", "object", "not of numbers"),
-        ("dtype", "complex128", "less than the 4800000 bytes"),
-        ("parts", [], "no rank holds"),
+        *((change_part(0, rank), "cannot be read") for rank in ("/../../outside", 1, "a\0b", -1)),
+        (change_part(1, [[0, 2000]]), "no rank holds"),
+        (change_part(2, 8), "not have its checksum"),
+        (lambda index: index["arrays"]["w"].__setitem__(0, [500_000_000_000]), "no rank holds"),
+        (lambda index: index["arrays"]["w"].__setitem__(1, "complex128"), "cannot be read"),
+        (lambda index: index.__setitem__("format", 3), "has format 3 .* this version reads"),
+        (lambda index: index.__setitem__("step", 6), "and step 6, this .* of step 5"),
     ],
 )
-def test_nothing_outside_of_its_folder_is_read_and_no_more_than_the_files_have(
-    tmp_path, key, value, words
+def test_nothing_outside_of_its_folder_is_read_and_no_more_than_was_written(
+    tmp_path, change, words
 ):
     path = one(tmp_path)
     shutil.copy(path, tmp_path / "outside.bin")
     path.with_name("rank-1.bin").symlink_to("../outside.bin")
-
-    def change(index):
-        stored = index["arrays"]["w"]
-        where, at = (stored["parts"][0], 0) if key == "rank" else (stored, key)
-        where[at] = value
-
     rewritten(tmp_path, change)
     with pytest.raises(CheckpointError, match=words):
-        open_checkpoint(tmp_path)
+        open_checkpoint(tmp_path).read()
 
 
 def test_no_damage_is_accepted_that_changes_a_number(tmp_path):
@@ -199,9 +191,8 @@ def test_no_damage_is_accepted_that_changes_a_number(tmp_path):
 
 def test_a_full_disk_is_said(tmp_path, small_disk):
     w = np.random.default_rng(0).standard_normal(2**19 + 2**10)  # the disk has 4 MiB
-    with pytest.raises(
-        CheckpointError, match=r"bin cannot be written: its disk is full: 4\.202 MB"
-    ):
+    words = r"bin cannot be written: its disk is full: 4\.202 MB"
+    with pytest.raises(CheckpointError, match=words):
         save(small_disk, 1, {"w": w}, [{"w": whole(w.shape)}])
     assert steps_in(small_disk) == ()
     save(small_disk, 1, {"w": w[:1000]}, [{"w": whole((1000,))}])
@@ -215,12 +206,8 @@ def test_what_is_not_there_is_refused(tmp_path):
     saved = open_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match=r"has no array 'W'; \.arrays lists"):
         saved.read({"W": whole((3,))})
-    with pytest.raises(CheckpointError, match=r"is \[300000\], the piece is of .*\[3\]"):
+    with pytest.raises(CheckpointError, match=r"is \[3000\], the piece is of .*\[3\]"):
         saved.read({"w": whole((3,))})
-    assert repr(saved).startswith("Checkpoint(step 5, 1 arrays, 2.4 MB")
-    rewritten(tmp_path, lambda index: index.__setitem__("format", 4))
-    with pytest.raises(CheckpointError, match="has format 4, this version reads 3"):
-        open_checkpoint(tmp_path)
 
 
 RIGHT, HALF = {"w": whole((4,))}, {"w": TensorSlice((8,), (((0, 4),),))}
@@ -229,30 +216,21 @@ RIGHT, HALF = {"w": whole((4,))}, {"w": TensorSlice((8,), (((0, 4),),))}
 @pytest.mark.parametrize(
     ("held", "about", "words"),
     [
-        ([HALF, HALF], None, r"no rank holds \(\(4, 8\),\) of 'w'"),
-        ([RIGHT, HALF], None, r"float64 \[4\] on rank 0 and float64 \[8\] on rank"),
-        ([{"w": whole((2,))}] * 2, None, r"'w' is \(4,\), its piece \(2,\)"),
-        ([RIGHT | {"b": whole((1,))}] * 2, None, "'b' is no array"),
-        ([RIGHT] * 2, {"x": np.zeros(1)}, "goes into the index as JSON"),
+        ([HALF, HALF], {}, r"no rank holds \(\(4, 8\),\) of 'w'"),
+        ([RIGHT, HALF], {}, r"float64 \[4\] on one rank and float64 \[8\] on rank 1"),
+        ([{"w": whole((2,))}] * 2, {}, r"arrays are {'w': \(4,\)}, their pieces {'w': \(2,\)}"),
+        ([RIGHT | {"b": whole((1,))}] * 2, {}, "their pieces {.*'b'"),
+        ([RIGHT] * 2, {"x": np.zeros(1)}, "not JSON serializable"),
     ],
 )
 def test_all_ranks_hear_why_it_cannot_be_saved(tmp_path, held, about, words):
-    def saving(step, held, about):
-        def program(rank):
-            mine = {"w": np.zeros(4)}
-            return save_checkpoint(rank, tmp_path, step, mine, held[rank.index], about)
+    def saving(rank, held, about):
+        mine = {"w": np.zeros(4)}
+        return save_checkpoint(rank, tmp_path, 0, mine, held[rank.index], about)
 
-        return run_threads(program, 2, timeout=240)
-
-    with pytest.raises(CheckpointError, match=words):
-        saving(0, held, about)
+    with pytest.raises((CheckpointError, TypeError), match=words):
+        run_threads(saving, 2, held, about, timeout=240)
     assert steps_in(tmp_path) == ()
-    saving(0, [RIGHT] * 2, None)
-    with pytest.raises(CheckpointError, match="is there already; a step is saved once"):
-        saving(0, [RIGHT] * 2, None)
-
-
-@pytest.mark.parametrize("boxes", [(((2, 5),),), ()])
-def test_pieces_lie_inside(boxes):
-    with pytest.raises(CheckpointError, match="start < stop inside it"):
-        TensorSlice((4,), boxes)
+    run_threads(saving, 2, [RIGHT] * 2, {}, timeout=240)
+    with pytest.raises(CheckpointError, match="is there already; remove it"):
+        run_threads(saving, 2, [RIGHT] * 2, {}, timeout=240)

@@ -3,18 +3,14 @@
 Holds `tiledask.distributed.memory.device_run`, `tiledask.errors` and `tiledask.tile.memory`.
 """
 
-import ast
 import gc
-import os
 import sys
-import tracemalloc
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.finished import python
 from oracles.memory_claims import CASES, DECODER, LAYER
 
 import tiledask as td
@@ -57,10 +53,9 @@ def test_a_view_counts_as_what_it_keeps_and_a_refusal_lets_nothing_be_made():
     assert (row.nbytes, pool.held) == (8, 32)
     with pytest.raises(Refused, match="60 B of work space"):
         pool.made([("x", 16)], lambda: made.append(0) or [], work=60)
-    assert made == []
     with pytest.raises(Refused, match="72 B of x"):
         pool.made([("x", 16)], lambda: [np.ones(18, np.float32)])
-    assert (pool.held, pool.peak) == (32, 48)
+    assert (made, pool.held, pool.peak) == ([], 32, 48)
 
 
 # -- what is executed is a training step -----------------------------------------------------------
@@ -87,68 +82,7 @@ def trained(case):
     return on_stages(case, work)[0]
 
 
-def numpy_bytes():
-    only = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
-    snapshot = tracemalloc.take_snapshot().filter_traces([only])
-    return sum(trace.size for trace in snapshot.traces)
-
-
-def traced_bytes(case, patch):
-    """By instruction, (bytes that the pool holds, bytes of NumPy) besides states, once it is
-    over."""
-    seen, honest = [], device_run._CountingInterpreter._call
-
-    def looked(self, each, part):
-        call = honest(self, each, part)
-
-        def called(env):
-            call(env)
-            seen.append((self.pool.held, numpy_bytes()))
-
-        return called
-
-    patch.setattr(device_run._CountingInterpreter, "_call", looked)
-
-    def work(rank):
-        pool = Pool()
-        trainer = ClaimTrainer(rank, case, pool)
-        gc.collect()
-        tracemalloc.start()
-        states = pool.held
-        try:
-            trainer.trained()
-        finally:
-            tracemalloc.stop()
-        return [(held - states, found) for held, found in seen]
-
-    return on_stages(case, work)[0]
-
-
-# a process of its own: tracemalloc counts what every thread allocates, a cluster's too
-ALONE = """
-import pytest, test_claims as t
-layout = t.Layout(microbatches=2, recompute={recompute!r})
-case = t.case_of(t.replace(t.TINY, layers=1), layout, "mixed-adam-16")
-with pytest.MonkeyPatch.context() as patch:
-    print(t.traced_bytes(case, patch))
-"""
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_the_pool_counts_what_numpy_itself_traces(recompute):
-    """Between instructions no kernel is at work: NumPy has no array that the pool doesn't know."""
-    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = python("-c", ALONE.format(recompute=recompute), env=paths, check=True)
-    seen = ast.literal_eval(done.stdout)
-    tokens = (8 + 1) * 8  # of the micro-batch under way, which the host has besides
-    numbers = 256  # the loss, the number of updates
-    assert all(0 <= found - held <= tokens + numbers for held, found in seen)
-    assert len({held for held, _ in seen}) > 20
-
-
 LAYOUTS = [
-    Layout(microbatches=2),
     Layout(pp=2, microbatches=4, schedule="gpipe"),
     Layout(pp=3, microbatch=2, microbatches=4),
     Layout(pp=2, microbatches=3, schedule="naive", recompute="full"),
@@ -168,7 +102,6 @@ RUN += [(layout, name) for layout in SHARDED for name in ("fsdp-adam", "mixed-ad
 @pytest.mark.parametrize(("layout", "recipe"), RUN, ids=str)
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_pool_holds_what_the_program_says_to_the_byte(tied, layout, recipe):
-    """Of the last ones with single-precision shards and half-precision weights."""
     case = case_of(replace(TINY, tied=tied), layout, recipe)
     runs = on_stages(case, lambda rank: run_device(rank, case))
     held = Ledger.of(row for rows, _ in runs for row in rows)
@@ -188,15 +121,9 @@ def test_a_copy_that_is_cast_computes_what_half_weights_do():
 
 
 @pytest.mark.parametrize("capacity", range(60_000, 120_000, 10_000))
-@pytest.mark.parametrize(
-    ("layout", "recipe"),
-    [
-        (Layout(dp=2, zero=3, pp=2, microbatches=4, schedule="gpipe"), "fsdp-adam"),
-        (Layout(pp=3, microbatch=4, microbatches=4, schedule="gpipe"), "mixed-adam-16"),
-    ],
-)
-def test_a_refusal_anywhere_ends_all_stages(layout, recipe, capacity):
-    case = replace(case_of(TINY, layout, recipe), capacity=capacity)
+def test_a_refusal_anywhere_ends_all_stages(capacity):
+    layout = Layout(dp=2, zero=3, pp=2, microbatches=4, schedule="gpipe")
+    case = replace(case_of(TINY, layout, "fsdp-adam"), capacity=capacity)
     needed = case.simulated.per_place
     if max(needed.values()) <= capacity:
         assert len(on_stages(case, lambda rank: run_device(rank, case))) == layout.pp
@@ -301,24 +228,12 @@ def test_a_cap_at_the_measured_peak_passes_and_one_percent_less_raises(cluster):
     assert "does not fit, refused at" in repr(below)
 
 
-@ON_CLUSTER
-def test_a_schedule_changes_the_memory_and_not_the_loss(cluster):
-    runs = [
-        run_claim(DECODER, Layout(pp=2, microbatches=4, schedule=name), "1GB", cluster, sequence=64)
-        for name in ("gpipe", "1f1b", "naive")
-    ]
-    (loss,) = {run.loss for run in runs}
-    assert loss == pytest.approx(np.log(DECODER.vocab), rel=0.02)
-    kept = [run.measured.by_tensor(0, "forward")["activations"] for run in runs]
-    assert kept[0] == 2 * kept[1] == 4 * kept[2]
-
-
 REFUSED = [
     ({"what": 0}, "a number of parameters"),
     ({"what": "gpt2"}, "got 'gpt2'"),
     ({"scale": 0}, "scale"),
-    ({"what": 5, "scale": 10}, "1:10"),
-    ({"what": DECODER, "scale": 2}, "1:2"),
+    ({"what": 5, "scale": 10}, "at most 5, got 10"),
+    ({"what": DECODER, "scale": 2}, "scale .*got 2"),
     ({"recipe": "lora"}, "adapter weights"),
     ({"recipe": "mixed-adam-8bit"}, "1 B of 'momentum'"),
     ({"what": DECODER, "recipe": "fp16-weights"}, "does not train"),

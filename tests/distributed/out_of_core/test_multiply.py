@@ -17,15 +17,9 @@ from oracles.waiting import wait_until
 
 from tiledask.distributed.out_of_core import multiply
 from tiledask.distributed.out_of_core.disk import free
-from tiledask.distributed.out_of_core.journal import Journal
 from tiledask.distributed.out_of_core.multiply import multiply_stored
-from tiledask.distributed.out_of_core.stored import (
-    StoredArray,
-    create_array,
-    open_array,
-)
+from tiledask.distributed.out_of_core.stored import StoredArray, create_array, open_array
 from tiledask.errors import ConfigError, DeadlineError, DoesNotFitError, KernelError, PlacementError
-from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.streaming import plan_cuts
 
 pytestmark = pytest.mark.cluster
@@ -56,12 +50,9 @@ def operands(folder, m, k, n, dtype="f4", lies=("C", "C"), draw=integers):
     return stored(folder / "a", a, lies[0]), stored(folder / "b", b, lies[1])
 
 
-def product_of(a, b):
-    return (a[:, :].astype("f8") @ b[:, :].astype("f8")).astype(a.dtype)
-
-
 def check(c, a, b):
-    np.testing.assert_array_equal(c[:, :], product_of(a, b))
+    right = (a[:, :].astype("f8") @ b[:, :].astype("f8")).astype(a.dtype)
+    np.testing.assert_array_equal(c[:, :], right)
     assert c.traffic.predicted == c.traffic.measured
     assert c.traffic.measured.total == 0
     assert c.bytes_read.predicted == c.bytes_read.measured
@@ -70,7 +61,7 @@ def check(c, a, b):
 
 def slow(tile=10):
     """Options under which a small product takes a while."""
-    return {"kernel": "tiled", "tile": tile}
+    return {"memory_limit": "9MB", "kernel": "tiled", "tile": tile}
 
 
 def count(plan):
@@ -118,11 +109,11 @@ def test_a_result_is_created_and_never_overwritten_unasked(cluster, tmp_path, dt
 
 
 def test_halves_are_summed_in_float32(cluster, tmp_path):
-    k = 4000  # a sum of ones in float16 ends at 2048
-    a, b = operands(tmp_path, 30, k, 20, "f2", draw=lambda shape, _, dtype: np.ones(shape, dtype))
+    a, b = (np.ones(shape, "f2") for shape in ((30, 4000), (4000, 20)))  # in halves it ends at 2048
+    a, b = stored(tmp_path / "a", a), stored(tmp_path / "b", b)
     c = multiply_stored(a, b, tmp_path / "c.npy", cluster, memory_limit="8.6MB")
-    assert c.plan.cuts.panel < k
-    np.testing.assert_array_equal(c[:, :], np.full((30, 20), k, "f2"))
+    assert c.plan.cuts.panel < 4000
+    np.testing.assert_array_equal(c[:, :], np.full((30, 20), 4000, "f2"))
 
 
 @pytest.mark.few(1)
@@ -139,9 +130,8 @@ def test_memory_far_below_the_operands_is_enough(cluster, tmp_path, n, lies):
     for slot, peak in predicted.per_place.items():
         rows = [row for row in predicted.rows if (row.place, row.moment) == (slot, "always")]
         panels_and_tile = sum(row.bytes for row in rows)
-        assert panels_and_tile > 0.4 * peak
+        assert 0.4 * peak < panels_and_tile
         assert 0.9 * panels_and_tile < measured[slot] <= peak
-    assert isinstance(c.memory.measured, Ledger)
 
 
 CLIENT = """
@@ -157,8 +147,7 @@ if __name__ == "__main__":
 
 
 def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatch):
-    k = 600
-    a, b = operands(tmp_path, k, k, k, "f8", draw=normal)
+    a, b = operands(tmp_path, 600, 600, 600, "f8", draw=normal)
     target = tmp_path / "c.npy"
     (tmp_path / "client.py").write_text(CLIENT)
     client = subprocess.Popen([sys.executable, tmp_path / "client.py", a.path, b.path, target])
@@ -166,7 +155,7 @@ def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatc
     client.send_signal(signal.SIGKILL)
     client.wait()
     begun = records(target)
-    d = multiply_stored(a, b, target, cluster, memory_limit="9MB", timeout=200, **slow(12))
+    d = multiply_stored(a, b, target, cluster, timeout=200, **slow(12))
     assert d.resumed_tiles == len(begun) >= 2
     assert count(d.plan) == len([*d.plan.cuts.regions]) - d.resumed_tiles
     assert d.bytes_read.predicted == d.bytes_read.measured
@@ -174,21 +163,19 @@ def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatc
     monkeypatch.setattr(multiply, "plan_stream", same_cuts)
     whole = multiply_stored(a, b, tmp_path / "whole.npy", cluster, **slow(12))
     assert whole[:, :].tobytes() == d[:, :].tobytes()
-    assert not os.path.exists(f"{d.path}.tiledask")
 
 
 K = 450
 
 
-@pytest.fixture
-def begun(cluster, tmp_path):
-    """(A, B, C, options) of a product that was interrupted half way, in the middle of tiles."""
+@pytest.mark.slow
+def test_an_interrupted_product_goes_on_or_says_why_not(cluster, tmp_path):
+    """It stops in the middle of tiles, and leaves nothing at work."""
     a, b = operands(tmp_path, K, K, K, "f8", lies=("C", 50))
-    c = create_array(tmp_path / "c.npy", (K, K), "f8")
-    options, told = {"memory_limit": "9MB", **slow(5)}, []
+    c, options, told = tmp_path / "c.npy", slow(5), []
 
     def interrupt(*_):
-        if not told and len(records(c.path)) >= 2:
+        if not told and len(records(c)) >= 2:
             told.append(True)
             signal.raise_signal(signal.SIGUSR1)
 
@@ -198,62 +185,49 @@ def begun(cluster, tmp_path):
             multiply_stored(a, b, c, cluster, **options, progress=interrupt)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    return a, b, c, options
-
-
-@pytest.mark.slow
-def test_an_interrupt_leaves_nothing_at_work_and_nothing_is_lost(cluster, begun):
-    a, b, c, options = begun
-    before = records(c.path)
+    finished = records(c)
     quick = [cluster.submit(slot, abs, -slot) for slot in range(cluster.slots)]
     assert cluster.gather(quick, "what runs now", timeout=240) == list(range(cluster.slots))
-    assert records(c.path) == before
-    cuts = json.loads(Path(f"{c.path}.tiledask").read_text().splitlines()[0])["cuts"]
+    assert records(c) == finished
+
     with pytest.raises(DoesNotFitError, match=r"allowed are 8.5 MB; .* resume=False"):
         multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "8.5MB"})
-    d = multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "1GB"})
-    assert d.resumed_tiles == len(before) >= 2
-    assert any(d.plan.tiles)  # the workers stopped at their next panel
-    assert ([*d.plan.cuts.rows], d.plan.cuts.panel) == (cuts["rows"], cuts["panel"])
-    check(d, a, b)
-
-
-@pytest.mark.slow
-def test_where_it_cannot_go_on_it_is_refused_and_starting_over_is_possible(
-    cluster, begun, tmp_path
-):
-    a, b, c, options = begun
     with pytest.raises(ConfigError, match=r"B, .*c\.npy, is the result of a product that"):
-        multiply_stored(a, c, tmp_path / "d.npy", cluster)
-    plan = Path(f"{c.path}.tiledask")
+        multiply_stored(a, open_array(c), tmp_path / "d.npy", cluster)
+    with pytest.raises(ConfigError, match=r"another kernel and tile; .* resume=False"):
+        multiply_stored(a, b, c, cluster, **slow(32))
+    plan = Path(f"{c}.tiledask")
     right = plan.read_text()
-    first = {**json.loads(right.splitlines()[0]), "cuts": {"rows": [0, 700]}}
-    for text in ("{", "[1]", json.dumps(first), right + "x"):
+    about = json.loads(right.splitlines()[0])
+    for text in ("{", "[1]", json.dumps(about | {"cuts": [[0, 700], [0, 700], 5]}), right + "x"):
         plan.write_text(text + "\n")
         with pytest.raises(ConfigError, match=r"is damaged.*resume=False starts over"):
             multiply_stored(a, b, c, cluster, **options)
+
     plan.write_text(right + "[[0, 1], ")  # a line that a kill cut short is none
+    d = multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "1GB"})
+    assert d.resumed_tiles == len(finished) >= 2
+    assert count(d.plan) > 0
+    assert [[*d.plan.cuts.rows], [*d.plan.cuts.columns], d.plan.cuts.panel] == about["cuts"]
+    check(d, a, b)
+
+    plan.write_text(right)
     a.write(((0, 1), (0, 1)), np.array([[7.0]]))
-    with pytest.raises(ConfigError, match=r"other input: A mtime_ns was .* resume=False"):
+    with pytest.raises(ConfigError, match=r"records a product with another A; .* resume=False"):
         multiply_stored(a, b, c, cluster, **options)
-    other = {**options, "tile": 32}
-    with pytest.raises(ConfigError, match=r"kernel tile was \[5, 5, 5\] and is \[32"):
-        multiply_stored(a, b, c, cluster, **other)
-    with Journal(c.path).claimed(), pytest.raises(ConfigError, match="another process is working"):
-        multiply_stored(a, b, c, cluster, resume=False, **other)
-    d = multiply_stored(a, b, c, cluster, resume=False, **other)
+    d = multiply_stored(a, b, c, cluster, resume=False, **slow(32))
     assert d.resumed_tiles == 0
     check(d, a, b)
     plan.write_text(right)  # and of a result that is not there nothing is gone on with
-    os.remove(c.path)
-    d = multiply_stored(a, b, c.path, cluster, **options)
+    os.remove(c)
+    d = multiply_stored(a, b, c, cluster, **options)
     assert d.resumed_tiles == 0
     check(d, a, b)
 
 
 def test_a_late_product_stops_and_goes_on_and_says_how_far_it_is(cluster, tmp_path):
     a, b = operands(tmp_path, 340, 340, 340)
-    options, told = {"memory_limit": "9MB", **slow(5)}, []  # a rank reports four times a second
+    options, told = slow(5), []  # a rank reports four times a second
     with pytest.raises(DeadlineError, match=r"not done after 0\.1 s"):
         multiply_stored(a, b, tmp_path / "c.npy", cluster, timeout=0.1, **options)
     options["progress"] = lambda *done: told.append(done)
@@ -269,21 +243,14 @@ def test_what_does_not_go_together(cluster, tmp_path):
     a, b = operands(tmp_path, 20, 30, 10)
     out = tmp_path / "c.npy"
     square = stored(tmp_path / "square", integers((30, 30), 3))
-    double = stored(tmp_path / "double", integers((30, 10), 3, "f8"))
-    refused = [
-        (TypeError, "numpy.save it", (np.ones((20, 30)), b, out), {}),
+    for error, words, (x, y, z), options in [
         (PlacementError, "30 columns and B .* 20 rows", (a, a, out), {}),
-        (ConfigError, "is A itself", (a, square, a), {}),
+        (ConfigError, "is an operand", (a, square, a), {}),
         (PlacementError, "name another file", (a, b, b), {}),
-        (PlacementError, "must be equal; store with", (a, double, out), {}),
-        (KernelError, "there is no kernel 'fast'", (a, b, out), {"kernel": "fast"}),
         (KernelError, "no tile to choose", (a, b, out), {"tile": 8}),
         (ConfigError, "a timeout is a number", (a, b, out), {"timeout": -1}),
-        (ConfigError, "cannot read 'much'", (a, b, out), {"memory_limit": "much"}),
         (DoesNotFitError, "allowed are 1 MB", (a, b, out), {"memory_limit": "1MB"}),
-        (ConfigError, r"\.npy, which has no chunks, or \.zarr", (a, b, tmp_path / "c.bin"), {}),
-    ]
-    for error, words, (x, y, z), options in refused:
+    ]:
         with pytest.raises(error, match=words):
             multiply_stored(x, y, z, cluster, **options)
         assert not out.exists()
@@ -292,31 +259,17 @@ def test_what_does_not_go_together(cluster, tmp_path):
 
 def test_an_operand_that_changes(cluster, tmp_path):
     a, b = operands(tmp_path, 400, 400, 400)
-    with pytest.raises(ConfigError, match="while it was multiplied, B mtime_ns"):
+    with pytest.raises(ConfigError, match=r"B changed while it was multiplied: .* mixes"):
         multiply_stored(a, b, tmp_path / "c.npy", cluster, progress=lambda *_: os.utime(b.path))
-    np.save(a.path, integers((400, 500)))
-    with pytest.raises(ConfigError, match=r"A was opened as StoredArray\(400x400 float32"):
-        multiply_stored(a, b, tmp_path / "c.npy", cluster)
-
-
-def test_a_full_disk_is_refused_before_anything_runs(cluster, tmp_path, monkeypatch):
-    a, b = operands(tmp_path, 200, 20, 200)
-    monkeypatch.setattr(multiply, "free", lambda _: 100_000)
-    with pytest.raises(ConfigError, match=r"needs 160 kB more on its disk, 100 kB are free"):
-        multiply_stored(a, b, tmp_path / "c.npy", cluster)
-    assert sorted(os.listdir(tmp_path)) == ["a.npy", "b.npy"]
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["c.zarr", "c.npy"])
-def test_a_disk_that_fills_up_meanwhile_costs_a_second_call(
-    cluster, tmp_path, small_disk, monkeypatch, name
-):
+def test_a_disk_that_fills_up_meanwhile_costs_a_second_call(cluster, tmp_path, small_disk, name):
     a, b = operands(tmp_path, K, K, K, "f8", draw=normal)
-    monkeypatch.setattr(multiply, "free", lambda folder: 10**12)
     filler, c = small_disk / "filler", small_disk / name
     c = create_array(c, (K, K), "f8", 50) if name == "c.zarr" else c
-    options = {"memory_limit": "8.6MB", **slow(32), "timeout": 240}
+    options = {**slow(32), "memory_limit": "8.6MB", "timeout": 240}
     # of a tile, or of the record of one
     words = rf"{name}(\.tiledask)? cannot be written: its disk is full: .* needed, .* are free"
     with open(filler, "wb") as file:

@@ -10,7 +10,8 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -30,16 +31,15 @@ from tiledask.plan.products.regions import (
     region_size,
     within,
 )
-from tiledask.plan.units import format_bytes
-from tiledask.plan.whole import is_whole, whole_number
+from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import as_dtype
 
-__all__ = ["Checkpoint", "Stored", "StoredBox", "check_cover", "folder_of", "open_checkpoint"]
-__all__ += ["steps_in", "whole", "write_index"]
+__all__ = ["FILE", "FORMAT", "Checkpoint", "Stored", "StoredBox", "check_cover", "folder_of"]
+__all__ += ["open_checkpoint", "steps_in", "whole"]
 
 FILE = "index.json"
-FORMAT = 3
-_DAMAGE = LookupError, TypeError, ValueError, OverflowError, AttributeError, OSError, RecursionError
+FORMAT = 4
+_DAMAGE = LookupError, TypeError, ValueError, OverflowError, AttributeError, OSError, MemoryError
 
 
 class StoredBox(NamedTuple):
@@ -54,8 +54,7 @@ class StoredBox(NamedTuple):
     """CRC-32 of its numbers."""
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """An array of a checkpoint."""
 
     shape: tuple[int, ...]
@@ -75,11 +74,6 @@ class Checkpoint:
     about: dict[str, Any]
     """What was saved along."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays; parts that overlap take more on the disk."""
-        return sum(prod(x.shape) * as_dtype(x.dtype).itemsize for x in self.arrays.values())
-
     def read(self, pieces: Mapping[str, TensorSlice] | None = None) -> dict[str, np.ndarray]:
         """New arrays in host memory by name, in the shapes of these pieces; all, if left out.
 
@@ -87,16 +81,18 @@ class Checkpoint:
         another, or a file is damaged; nothing that has not passed its checksum comes back.
         """
         if pieces is None:
-            pieces = {name: whole(each.shape) for name, each in self.arrays.items()}
+            with _readable(self.path):
+                pieces = {name: whole(each.shape) for name, each in self.arrays.items()}
         for name, piece in pieces.items():
             if name not in self.arrays:
                 raise CheckpointError(f"{self} has no array {name!r}; .arrays lists those it has")
-            if tuple(piece.shape) != self.arrays[name].shape:
+            if piece.shape != (shape := self.arrays[name].shape):
                 raise CheckpointError(
-                    f"{name!r} of {self} is {list(self.arrays[name].shape)}, the piece is of an "
-                    f"array of {list(piece.shape)}; the model is another one"
+                    f"{name!r} of {self} is {list(shape)}, the piece is of an array of "
+                    f"{list(piece.shape)}; the model is another one"
                 )
-        return {name: self._array(self.arrays[name], piece) for name, piece in pieces.items()}
+        with _readable(self.path):
+            return {name: self._array(self.arrays[name], piece) for name, piece in pieces.items()}
 
     def _array(self, stored: Stored, piece: TensorSlice) -> np.ndarray:
         local = np.empty(piece.local_shape, as_dtype(stored.dtype))
@@ -114,24 +110,28 @@ class Checkpoint:
 
     def _part(self, part: StoredBox, dtype: np.dtype) -> np.ndarray:
         """The numbers of ``part``, which have its checksum."""
-        path, count = self.path / f"rank-{part.rank}.bin", region_size(part.box) * dtype.itemsize
-        try:
-            numbers = np.fromfile(path, np.uint8, count, offset=part.offset)
-            if crc_of(numbers) != part.checksum:
-                raise ValueError("it does not have its checksum")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} is damaged: {error}; {self} cannot be read whole: open an earlier step "
-                f"with step="
-            ) from None
+        path = self.path / f"rank-{part.rank:d}.bin"  # a number, so that it is nowhere else
+        count = region_size(part.box) * dtype.itemsize
+        numbers = np.fromfile(path, np.uint8, count, offset=part.offset)
+        if path.is_symlink() or crc_of(numbers) != part.checksum:
+            raise ValueError(f"{path.name} does not have its checksum")
         made: np.ndarray = numbers.view(dtype).reshape(extents_of(part.box))
         return made
 
     def __repr__(self) -> str:
-        return (
-            f"Checkpoint(step {self.step}, {len(self.arrays)} arrays, "
-            f"{format_bytes(self.nbytes)}, {str(self.path)!r})"
-        )
+        return f"Checkpoint(step {self.step}, {len(self.arrays)} arrays, {str(self.path)!r})"
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """CheckpointError for all that is raised by files that are not as they were written."""
+    try:
+        yield
+    except (*_DAMAGE, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint, it is damaged: {type(error).__name__}: "
+            f"{str(error)[:300]}; open an earlier step with step="
+        ) from None
 
 
 def folder_of(folder: str | os.PathLike[str], step: int) -> Path:
@@ -154,73 +154,31 @@ def open_checkpoint(folder: str | os.PathLike[str], step: int | None = None) -> 
     """The checkpoint of ``step`` in a folder; left out, the newest. Only its index is read.
 
     A save that was not finished is never taken for a checkpoint. Raises CheckpointError if there
-    is none, or if the index is damaged, or not of these files: what it names is in them, and
-    together it is the arrays.
+    is none, or if the index is damaged, of another step, or its boxes are not all of an array.
     """
     there = steps_in(folder)
     if not there or (step is not None and step not in there):
         wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
         has = f"steps {', '.join(map(str, there))}" if there else "none"
         raise CheckpointError(f"there is not {wanted} in {folder}: it has {has}")
-    path = folder_of(folder, there[-1] if step is None else step)
-    try:
-        given = json.loads((path / FILE).read_text())
-        body = given["index"]
-        if zlib.crc32(_canonical(body).encode()) != given["crc32"]:
+    step = there[-1] if step is None else step
+    path = folder_of(folder, step) / FILE
+    with _readable(path):
+        given = json.loads(path.read_text())
+        body = json.loads(given["index"])
+        if zlib.crc32(given["index"].encode()) != given["crc32"]:
             raise ValueError(f"its checksum is not {given['crc32']}")
-        if body["format"] != FORMAT:
+        if (body["format"], body["step"]) != (FORMAT, step):
             raise ValueError(
-                f"it has format {body['format']}, this version reads {FORMAT}; read it with the "
-                f"version that wrote it"
+                f"it has format {body['format']} and step {body['step']}, this version reads "
+                f"format {FORMAT} of step {step}"
             )
-        if not path.name.endswith(f"-{body['step']:08d}"):
-            raise ValueError(f"its step is {body['step']}")
-        arrays = {name: _stored(path, name, each) for name, each in body["arrays"].items()}
-        return Checkpoint(path, int(body["step"]), arrays, dict(body["about"]))
-    except _DAMAGE as error:
-        raise CheckpointError(
-            f"{path / FILE} cannot be read as a checkpoint's index, damaged or not of what is "
-            f"beside it: {type(error).__name__}: {str(error)[:300]}; open an earlier step with "
-            f"step="
-        ) from None
-
-
-def _stored(folder: Path, name: str, each: dict[str, Any]) -> Stored:
-    """What an index says of an array: its parts are in files of the folder, and all of it."""
-    shape, dtype, parts = tuple(each["shape"]), as_dtype(each["dtype"]), list[StoredBox]()
-    numbers, elements = list(shape), prod(n for n in shape if n)  # an axis of 0 hides no other
-    for rank, ends, offset, checksum in each["parts"]:
-        part = StoredBox(rank, tuple((start, stop) for start, stop in ends), offset, checksum)
-        path, needs = folder / f"rank-{rank:d}.bin", offset + region_size(part.box) * dtype.itemsize
-        if path.is_symlink() or path.stat().st_size < needs:
-            raise ValueError(f"{path.name} has less than the {needs} bytes that {name!r} needs")
-        numbers += [rank, offset, checksum, *(end for pair in part.box for end in pair)]
-        parts.append(part)
-    plain = dtype.name == each["dtype"] and (dtype.kind in "biufc" or dtype.name == "bfloat16")
-    if not plain or not all(is_whole(n, 0) for n in numbers) or elements * dtype.itemsize >= 2**63:
-        raise ValueError(f"{name!r} is not of numbers, or not in boxes of an array")
-    check_cover(name, shape, [part.box for part in parts])
-    return Stored(shape, dtype.name, tuple(parts))
-
-
-def write_index(
-    folder: Path, step: int, arrays: dict[str, Stored], about: dict[str, Any] | None
-) -> Path:
-    """The index's file, with a checksum of its own; not yet forced to the disk."""
-    body = {"format": FORMAT, "step": step, "about": about or {}}
-    text = _canonical(body | {"arrays": {name: vars(each) for name, each in arrays.items()}})
-    path = folder / FILE
-    path.write_text(f'{{"crc32": {zlib.crc32(text.encode())}, "index": {text}}}\n')
-    return path
-
-
-def _canonical(body: dict[str, Any]) -> str:
-    try:
-        return json.dumps(body, sort_keys=True, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"about= goes into the index as JSON: numbers, text, lists and dicts of them ({error})"
-        ) from None
+        arrays = {}
+        for name, (shape, dtype, parts) in body["arrays"].items():
+            boxes = [(rank, tuple(map(tuple, box)), *more) for rank, box, *more in parts]
+            arrays[name] = Stored(tuple(shape), dtype, tuple(StoredBox(*box) for box in boxes))
+            check_cover(name, arrays[name].shape, [part.box for part in arrays[name].parts])
+        return Checkpoint(path.parent, step, arrays, dict(body["about"]))
 
 
 def whole(shape: tuple[int, ...]) -> TensorSlice:
@@ -233,13 +191,7 @@ def whole(shape: tuple[int, ...]) -> TensorSlice:
 
 
 def check_cover(name: str, shape: tuple[int, ...], boxes: Iterable[Region]) -> None:
-    """None; raises CheckpointError unless the boxes together are the array.
-
-    >>> check_cover("w", (4,), [((0, 1),), ((2, 4),)])
-    Traceback (most recent call last):
-        ...
-    tiledask.errors.CheckpointError: no rank holds ((1, 2),) of 'w', which is [4]; all ranks together must hold all of it: is a stage or a shard left out?
-    """  # noqa: E501
+    """None; raises CheckpointError unless the boxes together are the array."""
     left: set[Region] = {tuple((0, n) for n in shape)} if prod(shape) else set()
     for box in boxes:
         holes = {region: overlap(region, box) for region in left}

@@ -9,9 +9,11 @@ What several ranks hold is written by one of them: of those that hold the same b
 that has least to write so far. Until the rename the folder has a name that nobody opens.
 """
 
+import json
 import os
 import pickle
 import shutil
+import zlib
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -20,15 +22,9 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.arrays.digests import crc_of
-from tiledask.distributed.checkpoints.index import (
-    Stored,
-    StoredBox,
-    check_cover,
-    folder_of,
-    whole,
-    write_index,
-)
-from tiledask.distributed.out_of_core.disk import sync, writing
+from tiledask.distributed.checkpoints import index
+from tiledask.distributed.checkpoints.index import Stored, StoredBox, folder_of, whole
+from tiledask.distributed.out_of_core.disk import on_disk, sync
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.errors import CheckpointError
@@ -37,8 +33,6 @@ from tiledask.tile.backend import to_numpy
 
 __all__ = ["save_checkpoint"]
 
-_BLOCK = 4096
-"""Bytes on the disk, at least, of a folder or an index."""
 Held = dict[str, tuple[tuple[int, ...], str, tuple[Region, ...]]]
 """What one rank holds, by name: (shape of the array, its type, boxes of it)."""
 
@@ -70,14 +64,12 @@ def save_checkpoint(
     >>> from tiledask.distributed.ranks.threads import run_threads
     >>> from tiledask.distributed.checkpoints import open_checkpoint
     >>> def program(rank, folder):
-    ...     mine = {"w": np.full(2, rank.index)}
-    ...     piece = TensorSlice((4,), (((2 * rank.index, 2 * rank.index + 2),),))
-    ...     return save_checkpoint(rank, folder, 7, mine, {"w": piece}).name
+    ...     return save_checkpoint(rank, folder, 7, {"w": np.arange(3)}).name
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     run_threads(program, 2, folder).results
-    ...     open_checkpoint(folder).read({"w": whole((4,))})["w"].tolist()
+    ...     open_checkpoint(folder).read()["w"].tolist()
     ['step-00000007', 'step-00000007']
-    [0, 0, 1, 1]
+    [0, 1, 2]
     """
     pieces = {name: whole(a.shape) for name, a in arrays.items()} if pieces is None else pieces
     final = folder_of(folder, step)
@@ -89,11 +81,10 @@ def save_checkpoint(
         if rank.index == 0:
             if final.exists():
                 raise CheckpointError(
-                    f"{final} is there already; a step is saved once: remove it, or save to "
-                    f"another folder"
+                    f"{final} is there already; remove it, or save to another folder"
                 )
             shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-            with writing(final, lambda: _BLOCK, CheckpointError):
+            with on_disk(final, 0, CheckpointError):
                 partial.mkdir(parents=True)
         everyone.barrier()
         mine = [
@@ -102,18 +93,19 @@ def save_checkpoint(
             for box, view in pieces[name].views(local)
             if writers[name, box] == rank.index
         ]
-        parts = dict[str, list[StoredBox]]()
-        for written in _gathered(everyone, _write_boxes(partial, rank.index, mine)):
-            for name, part in written:
-                parts.setdefault(name, []).append(part)
+        written = _gathered(everyone, _write_boxes(partial, rank.index, mine))
         if rank.index == 0:
-            facts = {name: each for of_rank in held for name, each in of_rank.items()}
+            facts = {name: each[:2] for of_rank in held for name, each in of_rank.items()}
             stored = {
-                name: Stored(shape, dtype, tuple(parts.get(name, ())))
-                for name, (shape, dtype, _) in sorted(facts.items())
+                name: Stored(*facts[name], tuple(x for of in written for x in of.get(name, ())))
+                for name in sorted(facts)
             }
-            with writing(final, lambda: _BLOCK, CheckpointError):
-                sync(str(write_index(partial, step, stored, about)))
+            body = {"format": index.FORMAT, "step": step, "about": about or {}, "arrays": stored}
+            text = json.dumps(body)
+            with on_disk(final, len(text), CheckpointError):
+                file = partial / index.FILE
+                file.write_text(json.dumps({"crc32": zlib.crc32(text.encode()), "index": text}))
+                sync(str(file))
                 sync(str(partial))
                 os.rename(partial, final)
                 sync(str(final.parent))
@@ -124,13 +116,11 @@ def save_checkpoint(
 def _held(arrays: Mapping[str, Any], pieces: Mapping[str, TensorSlice]) -> Held:
     """What this rank brings: arrays of the shapes that their pieces have here."""
     shapes = {name: tuple(array.shape) for name, array in arrays.items()}
-    for name in {**arrays, **pieces}:
-        has, says = shapes.get(name), pieces[name].local_shape if name in pieces else None
-        if has != says:
-            raise CheckpointError(
-                f"every array has a piece, which says what part of it is here: {name!r} is "
-                f"{has or 'no array'}, its piece {says or 'none'}; make the piece for this rank"
-            )
+    if shapes != (asked := {name: piece.local_shape for name, piece in pieces.items()}):
+        raise CheckpointError(
+            f"every array has a piece, which says what part of it is here: arrays are {shapes}, "
+            f"their pieces {asked}; make the pieces for this rank"
+        )
     return {
         name: (pieces[name].shape, x.dtype.name, pieces[name].boxes) for name, x in arrays.items()
     }
@@ -147,19 +137,18 @@ def _gathered(everyone: Group, mine: Any) -> list[Any]:
 def _writers(held: list[Held]) -> dict[tuple[str, Region], int]:
     """The rank that writes each box: of those that hold it the one with least to write so far."""
     holders = dict[tuple[str, Region], list[int]]()
-    known: dict[str, tuple[int, tuple[int, ...], str]] = {}
+    known: dict[str, tuple[tuple[int, ...], str]] = {}
     for rank, each in enumerate(held):
         for name, (shape, dtype, boxes) in each.items():
-            first, *fact = known.setdefault(name, (rank, shape, dtype))
-            if fact != [shape, dtype]:
+            if (there := known.setdefault(name, (shape, dtype))) != (shape, dtype):
                 raise CheckpointError(
-                    f"{name!r} is {fact[1]} {list(known[name][1])} on rank {first} and {dtype} "
+                    f"{name!r} is {there[1]} {list(there[0])} on one rank and {dtype} "
                     f"{list(shape)} on rank {rank}; one name is one array"
                 )
             for box in boxes:
                 holders.setdefault((name, box), []).append(rank)
-    for name, (_, shape, _) in known.items():
-        check_cover(name, shape, [box for other, box in holders if other == name])
+    for name, (shape, _) in known.items():
+        index.check_cover(name, shape, [box for other, box in holders if other == name])
     load, writers = [0] * len(held), {}
     for each_box, ranks in sorted(holders.items(), key=lambda item: -region_size(item[0][1])):
         writers[each_box] = writer = min(ranks, key=lambda rank: (load[rank], rank))
@@ -169,16 +158,16 @@ def _writers(held: list[Held]) -> dict[tuple[str, Region], int]:
 
 def _write_boxes(
     folder: Path, rank: int, mine: list[tuple[str, Region, Any]]
-) -> list[tuple[str, StoredBox]]:
-    """(array, where it is) of each box of ``mine``, once the rank's file is on the disk."""
-    path, written, offset = folder / f"rank-{rank}.bin", list[tuple[str, StoredBox]](), 0
+) -> dict[str, list[StoredBox]]:
+    """Where each box of ``mine`` is, by array, once the rank's file is on the disk."""
+    path, written, offset = folder / f"rank-{rank}.bin", dict[str, list[StoredBox]](), 0
     needs = sum(view.nbytes for *_, view in mine)
-    with writing(path, lambda: needs, CheckpointError), open(path, "wb") as file:
+    with on_disk(path, needs, CheckpointError), open(path, "wb") as file:
         for name, box, view in mine:
             host = to_numpy(view)
             # the index names types without their byte order
             host = np.ascontiguousarray(host, host.dtype.newbyteorder("="))
-            written.append((name, StoredBox(rank, box, offset, crc_of(host))))
+            written.setdefault(name, []).append(StoredBox(rank, box, offset, crc_of(host)))
             offset += file.write(host.reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())

@@ -37,7 +37,7 @@ from tiledask.distributed.cluster.tasks import (
 )
 from tiledask.distributed.cluster.web import panel
 from tiledask.distributed.deadlines import HEAR, keep_interrupts, left_of, seconds_of
-from tiledask.distributed.out_of_core.disk import writing
+from tiledask.distributed.out_of_core.disk import on_disk
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
 from tiledask.plan.products.regions import Region, slices
@@ -374,7 +374,7 @@ class Cluster:
         self.check_alive()
         near, path = self.near(), self.spool / f"{uuid.uuid4().hex}.npy"
         if near:
-            with writing(path, lambda: array.nbytes):
+            with on_disk(path, array.nbytes):
                 try:
                     np.save(path, array, allow_pickle=False)
                 except OSError:

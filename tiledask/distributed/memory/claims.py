@@ -8,14 +8,17 @@ Devices that hold the same are run once.
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from distributed import Client
 
+from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import bounded, seconds_of
-from tiledask.distributed.memory.device_run import MemoryCase, run_devices
+from tiledask.distributed.memory.device_run import MemoryCase, run_device
+from tiledask.distributed.ranks.run import run_ranks
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -87,19 +90,16 @@ class ClaimRun:
         same = self.predicted_verdict == self.executed_verdict
         return same and (self.ratio is None or abs(self.ratio - 1) <= TOLERANCE)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         found = f"measured {format_bytes(self.measured.peak)}"
         if self.refused:
             found = f"refused at {format_bytes(self.refused.needed)}: {self.refused}"
         return (
-            f"{self.name}, {self.case.layout}, {self.case.recipe.name}, at 1:{self.scale} on "
-            f"{format_bytes(self.case.capacity)}: predicted "
+            f"ClaimRun({self.name}, {self.case.layout}, {self.case.recipe.name}, at "
+            f"1:{self.scale} on {format_bytes(self.case.capacity)}: predicted "
             f"{format_bytes(self.predicted.peak)}, {self.predicted_verdict}; executed, "
-            f"{self.executed_verdict}, {found}"
+            f"{self.executed_verdict}, {found})"
         )
-
-    def __repr__(self) -> str:
-        return f"ClaimRun({self})"
 
 
 @bounded
@@ -125,39 +125,39 @@ def run_claim(
         Bytes of one device, or text such as "40GB". An array that would pass it is refused with
         a MemoryError; that device stops, and the claim comes back as "does not fit".
     scale
-        Parameters and capacity are divided by it. Default: 1000 for a number of parameters; a
-        Model is run at 1.
+        Parameters and capacity are divided by it: by 1000 if left out, a Model always by 1.
     timeout
         Seconds until a DeadlineError (default 300).
 
     Bytes are those of the arrays in a device's memory, to the byte; what fused kernels keep in
-    registers, Python and Dask are not among them. Of a Model, slice 0 of tp and copy 0 of dp run:
-    sums over slices are left out, copies are taken to have the same micro-batches. Shapes, and
-    so bytes, are those of the whole layout.
+    registers, Python and Dask are not among them. Of a Model, slice 0 of tp and copy 0 of dp run,
+    in the shapes of the whole layout: sums over slices are left out, copies are taken to have the
+    same micro-batches.
 
     Raises ConfigError for what cannot be run, PlacementError for fewer workers than stages of a
     Model, ClusterLostError if a worker dies meanwhile.
     """
-    is_model = isinstance(what, Model)
-    if not is_model and not is_whole(what, 1):
+    if isinstance(what, Model):
+        usual, most, name = 1, 1, what.name
+    elif is_whole(what, 1):
+        usual, most, name = 1000, int(what), f"{what:,} parameters"
+    else:
         raise ConfigError(
             f"a claim is about a Model or a number of parameters of 1 or more, got {what!r}; "
             f"td.load_model(name).parameters is such a number"
         )
-    usual = 1 if is_model else 1000
-    scale = whole_number("scale", usual if scale is None else scale, 1)
-    if scale > (1 if isinstance(what, Model) else what):
-        raise ConfigError(
-            f"a Model is run at scale 1, and of parameters one or more; got {what!r} at 1:{scale}"
-        )
+    scale = whole_number("scale", usual if scale is None else scale, 1, most)
     whole = what if isinstance(what, Model) else int(what) // scale
-    cap = parse_bytes(capacity) // scale
-    case = MemoryCase(whole, layout, load_recipe(recipe), sequence, cap)
+    case = MemoryCase(whole, layout, load_recipe(recipe), sequence, parse_bytes(capacity) // scale)
     workers = cluster_of(cluster, "a claim")
     _check(case, workers)
-    begun = time.monotonic()
-    measured, loss, refused = run_devices(case, workers, seconds_of(timeout))
-    name = what.name if isinstance(what, Model) else f"{what:,} parameters"
+    begun, loss, refused = time.monotonic(), None, None
+    mesh = Mesh(workers, (1, 1, case.stages), slots=range(case.stages))
+    try:
+        done = run_ranks(run_device, mesh, case, timeout=seconds_of(timeout), again=True).results
+        measured, loss = Ledger.of(row for rows, _ in done for row in rows), done[-1][1]
+    except Refused as error:  # of one stage: it ends the run of all
+        measured, refused = Ledger.of(error.rows), error.with_traceback(None)
     ledgers = case.predicted, case.simulated, measured
     return ClaimRun(case, name, scale, *ledgers, loss, refused, time.monotonic() - begun)
 
@@ -165,13 +165,9 @@ def run_claim(
 def _check(case: MemoryCase, cluster: Cluster) -> None:
     """Refuse what no code here executes, and a Model for which there are too few workers."""
     check_states(case.recipe)
-    model, layout = case.what, case.layout
-    if layout.cp > 1:
-        raise ConfigError(f"what can be run has cp=1, got {layout.cp}")
-    if isinstance(model, Model) and (wrong := _not_executed(model, case)):
+    if broken := next((rule for holds, rule in _rules(case) if not holds), None):
         raise ConfigError(
-            f"what can be executed {wrong}; or run the states alone of "
-            f"model.parameters={model.parameters:,}"
+            f"what can be run {broken}; the states alone, of a number of parameters, run with cp=1"
         )
     if cluster.slots < case.stages:
         raise PlacementError(
@@ -180,25 +176,24 @@ def _check(case: MemoryCase, cluster: Cluster) -> None:
         )
 
 
-def _not_executed(model: Model, case: MemoryCase) -> str:
-    """The rule that a model's layout, recipe or sequence breaks, and what was given; or nothing."""
-    layout, recipe, positions = case.layout, case.recipe, model.learned_pos
+def _rules(case: MemoryCase) -> Iterator[tuple[bool, str]]:
+    """(whether it holds, the rule and what was given) of all that is asked of a claim."""
+    model, layout, recipe = case.what, case.layout, case.recipe
+    yield layout.cp == 1, f"has cp=1, got {layout.cp}"
+    if not isinstance(model, Model):
+        return
     for given, free in ((model, OF_MODEL), (layout, OF_LAYOUT)):
         plain = type(given)(**{name: getattr(given, name) for name in free.split()})
         for field, usual in vars(plain).items():
             got, allowed = getattr(given, field), EXECUTED.get(field, (usual,))
-            if got not in allowed:
-                words = " or ".join(map(repr, allowed))
-                return f"is a decoder like GPT-2's with {field}={words}, got {got!r}"
-    if 0 < positions < case.sequence:
-        return f"has a sequence of the {positions} learned positions or less, got {case.sequence}"
-    if not recipe.trains:
-        return f"trains, and recipe {recipe.name!r} does not train"
-    gathered = layout.zero == 3 and layout.dp > 1
-    if recipe.weight_bytes != recipe.compute_bytes and not gathered:
-        return (
-            f"casts weights where ZeRO 3 gathers them, and recipe {recipe.name!r} keeps weights of "
-            f"{recipe.weight_bytes} B and computes with {recipe.compute_bytes} B; use zero=3 and "
-            f"dp of 2 or more"
-        )
-    return ""
+            words = " or ".join(map(repr, allowed))
+            yield got in allowed, f"is a decoder like GPT-2's with {field}={words}, got {got!r}"
+    most, length = model.learned_pos, case.sequence
+    yield not most or length <= most, f"has {most} learned positions, got {length} tokens"
+    yield recipe.trains, f"trains, and recipe {recipe.name!r} does not train"
+    yield (
+        recipe.weight_bytes == recipe.compute_bytes or (layout.zero == 3 and layout.dp > 1),
+        f"casts weights where ZeRO 3 gathers them, and recipe {recipe.name!r} keeps weights of "
+        f"{recipe.weight_bytes} B and computes with {recipe.compute_bytes} B; use zero=3 and dp of "
+        f"2 or more",
+    )

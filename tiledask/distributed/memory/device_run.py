@@ -11,7 +11,7 @@ that counts, its other ranks stood for.
 An instruction that makes something is counted before it begins; the first that is refused ends it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
@@ -20,11 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.ranks.rank import Rank
-from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.training.config import TrainingConfig
 from tiledask.distributed.training.trainer import Trainer, stepped
 from tiledask.plan.fitting.memory import estimate_memory
@@ -42,8 +39,7 @@ from tiledask.tile.backend import array_namespace, to_numpy
 from tiledask.tile.memory import Pool, Refused
 from tiledask.tile.optimizers import rule_for
 
-__all__ = ["ClaimTrainer", "MemoryCase", "run_device", "run_devices", "step_states"]
-__all__ += ["tensor_classes"]
+__all__ = ["ClaimTrainer", "MemoryCase", "run_device"]
 
 BLOCK = 2**16
 """Numbers that are drawn at once."""
@@ -73,19 +69,14 @@ class MemoryCase:
         return self.layout.pp if isinstance(self.what, Model) else 1
 
     @property
-    def share(self) -> int:
-        """The parameters of one stage's slice, where a number of them is claimed."""
-        assert not isinstance(self.what, Model)
-        return -(-self.what // (self.layout.tp * self.layout.pp))
-
-    @property
     def predicted(self) -> Ledger:
         """What the planner says; places are stages."""
         layout, recipe = self.layout, self.recipe
         if isinstance(self.what, Model):
             return estimate_memory(self.what, layout, recipe, self.sequence).ledger
-        states = state_bytes(self.share, recipe, layout.zero, layout.dp).items()
-        formula = f"its bytes x {self.share:,} parameters"
+        share = -(-self.what // (layout.tp * layout.pp))
+        states = state_bytes(share, recipe, layout.zero, layout.dp).items()
+        formula = f"its bytes x {share:,} parameters"
         return Ledger.of(Row(0, t, ALWAYS, n, formula, "state_bytes") for t, n in states)
 
     @cached_property
@@ -133,18 +124,6 @@ class MemoryCase:
 # -- a device's step -------------------------------------------------------------------------------
 
 
-def run_devices(
-    case: MemoryCase, cluster: Cluster, seconds: float
-) -> tuple[Ledger, float | None, Refused | None]:
-    """(what was held, the loss, what was refused) of a rank for every stage, each on a worker."""
-    mesh = Mesh(cluster, (1, 1, case.stages), slots=range(case.stages))
-    try:
-        done = run_ranks(run_device, mesh, case, timeout=seconds, again=True).results
-    except Refused as refused:  # of one stage: it ends the run of all
-        return Ledger.of(refused.rows), None, refused.with_traceback(None)
-    return Ledger.of(row for rows, _ in done for row in rows), done[-1][1], None
-
-
 def run_device(rank: Rank, case: MemoryCase) -> tuple[list[Row], float | None]:
     """(rows of what a stage's device held in a step, the loss if it is the last of a Model)."""
     pool, refused, loss = Pool(case.capacity, rank.backend), None, None
@@ -152,7 +131,7 @@ def run_device(rank: Rank, case: MemoryCase) -> tuple[list[Row], float | None]:
         if isinstance(case.what, Model):
             loss = ClaimTrainer(rank, case, pool).trained()
         else:
-            step_states(case, pool)
+            _step_states(case, pool)
     except Refused as error:
         refused = error.with_traceback(None)  # its frames would keep arrays
     if refused:
@@ -161,21 +140,21 @@ def run_device(rank: Rank, case: MemoryCase) -> tuple[list[Row], float | None]:
     return pool.rows(rank.index), loss
 
 
-def step_states(case: MemoryCase, pool: Pool) -> None:
+def _step_states(case: MemoryCase, pool: Pool) -> None:
     """Make the states of a number of parameters, and step those that are this device's.
 
     Sums over copies and new weights take the places of gradients and weights: there is no more.
     """
-    recipe, layout, states = case.recipe, case.layout, dict[str, Any]()
-    sizes = state_bytes(case.share, recipe, layout.zero, layout.dp)
-    for state in recipe.states:
-        shape = (sizes[state.tensor] // state.bytes,)
-        states[state.tensor] = pool.empty(state.tensor, shape, f"float{8 * state.bytes}")
-        states[state.tensor][...] = DEVIATION
-    if recipe.trains:
+    states, width = dict[str, Any](), {s.tensor: s.bytes for s in case.recipe.states}
+    for row in case.predicted.rows:
+        itemsize = width[row.tensor]
+        shape = (row.bytes // itemsize,)
+        states[row.tensor] = pool.empty(row.tensor, shape, f"float{8 * itemsize}")
+        states[row.tensor][...] = DEVIATION
+    if case.recipe.trains:
         mine = slice(min(map(len, states.values())))
         gradients = states.pop("gradients")[mine]
-        stepped(rule_for(recipe), gradients, {t: x[mine] for t, x in states.items()}, 1)
+        stepped(rule_for(case.recipe), gradients, {t: x[mine] for t, x in states.items()}, 1)
 
 
 class ClaimTrainer(Trainer):
@@ -189,22 +168,21 @@ class ClaimTrainer(Trainer):
 
     def trained(self) -> float | None:
         """The loss of a step, on the last stage: the mean over the tokens of one copy's
-        micro-batches, which are drawn from their numbers, the same on all devices."""
-        case, job = self.case, self.job
-
-        def batch(i: int) -> tuple[np.ndarray, np.ndarray]:
-            rng = np.random.default_rng((job.seed, i))
-            shape = case.layout.microbatch, case.sequence + 1
-            tokens = rng.integers(job.model.vocabulary, size=shape)
-            return tokens[:, :-1], tokens[:, 1:]
-
+        micro-batches."""
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # as on a GPU
-                loss = self.step(batch) * case.layout.dp
-            return loss if self.rank.index == case.stages - 1 else None
+                loss = self.step(self._drawn_batch) * self.case.layout.dp
+            return loss if self.rank.index == self.case.stages - 1 else None
         finally:
             self._runner.close()  # arrays go at once
             self.arrays.clear()
+
+    def _drawn_batch(self, microbatch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Drawn from its number, the same on all devices."""
+        rng = np.random.default_rng((self.job.seed, microbatch))
+        shape = self.case.layout.microbatch, self.case.sequence + 1
+        tokens = rng.integers(self.job.model.vocabulary, size=shape)
+        return tokens[:, :-1], tokens[:, 1:]
 
     def _interpreter(self, program: Program, state: Mapping[str, Any]) -> Interpreter:
         return _CountingInterpreter(self, program, state)
@@ -215,19 +193,18 @@ class ClaimTrainer(Trainer):
     def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
         """Blocks of uniform numbers, the same whoever draws them; a norm's weights are near 1."""
         key = self.job.seed, self.slice, self.rank.index, self.job.model.units.index(unit)
-
-        def drawn(number: int, block: int, size: int, mean: float) -> Any:
-            values = np.random.default_rng((*key, number, block)).random(size, np.float32)
-            values -= np.float32(0.5)
-            values *= np.float32(DEVIATION * 12**0.5)  # of a width of 1 it is 12^-1/2
-            values += np.float32(mean)
-            return self.pool.xp.asarray(values)
-
         for number, (name, shape) in enumerate(self.shapes[unit].items()):
             size, mean = prod(shape), float("norm" in name and name.endswith("w"))
             for block, start in enumerate(range(0, size, BLOCK)):
                 length = min(BLOCK, size - start)
-                yield length, partial(drawn, number, block, length, mean)
+                yield length, partial(self._uniform, (*key, number, block), length, mean)
+
+    def _uniform(self, key: tuple[int, ...], size: int, mean: float) -> Any:
+        values = np.random.default_rng(key).random(size, np.float32)
+        values -= np.float32(0.5)
+        values *= np.float32(DEVIATION * 12**0.5)  # of a width of 1 it is 12^-1/2
+        values += np.float32(mean)
+        return self.pool.xp.asarray(values)
 
 
 class _CountingInterpreter(Interpreter):
@@ -235,7 +212,7 @@ class _CountingInterpreter(Interpreter):
 
     def __init__(self, trainer: ClaimTrainer, program: Program, state: Mapping[str, Any]) -> None:
         self.draw, self.pool = trainer.draw, trainer.pool
-        self.classes = tensor_classes(program.role(trainer.rank.index))
+        self.classes = _tensor_classes(program.role(trainer.rank.index))
         super().__init__(trainer.rank, program, state, trainer._bind)
 
     def _call(self, op: Op, block: str) -> Callable[[dict[str, Any]], None]:
@@ -245,23 +222,22 @@ class _CountingInterpreter(Interpreter):
         made = [n for n in op.writes if n in role.sizes and n not in role.alias]
         sizes, work = [(self.classes[name], role.sizes[name]) for name in made], op["work"]
 
+        def make(env: dict[str, Any]) -> list[Any]:
+            call(env)
+            return [env[name] for name in made]
+
         def counted(env: dict[str, Any]) -> None:
             if moment and moment != self.pool.moment:
                 self.pool.enter(moment)
-
-            def make() -> Sequence[Any]:
-                call(env)
-                return [env[name] for name in made]
-
-            self.pool.made(sizes, make, work)
+            self.pool.made(sizes, partial(make, env), work)
 
         return counted
 
     def _message(self, op: Op) -> Callable[[dict[str, Any]], None]:
+        """A copy is sent, so that this device's memory is free again; what comes is counted."""
         through_host, x = super()._message(op), op.buffer
 
         def send(env: dict[str, Any]) -> None:
-            # a copy: this device's memory is free again
             through_host({**env, x: np.array(to_numpy(env[x]))})
 
         def take(env: dict[str, Any]) -> None:
@@ -310,7 +286,7 @@ _LOGITS = {"largest_logit": "logits", "logits_grad": "logit gradients"}
 """By the kernel that reads, or writes, them alone."""
 
 
-def tensor_classes(role: ProgramRole) -> dict[str, str]:
+def _tensor_classes(role: ProgramRole) -> dict[str, str]:
     """The tensor class of every buffer of a training's role, as ledgers have them.
 
     What a forward leaves to a backward are activations, but for statistics of norms and of the

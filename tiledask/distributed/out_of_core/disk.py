@@ -3,49 +3,37 @@
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tiledask.errors import ConfigError
 from tiledask.plan.units import format_bytes
 
-__all__ = ["free", "reading", "sync", "writing"]
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+__all__ = ["free", "on_disk", "sync"]
 
 
 @contextmanager
-def writing(
-    path: str | os.PathLike[str], needs: Callable[[], int], error: type[Exception] = ConfigError
+def on_disk(
+    path: str | os.PathLike[str],
+    needs: int | None = None,
+    error: type[Exception] = ConfigError,
 ) -> Iterator[None]:
-    """An ``error`` that names the file, where the disk refuses what is written inside the block.
-
-    ``needs``: bytes that are wanted on the disk; it is asked only where there is no room.
-    """
+    """An ``error`` that names the file, where the disk refuses what is done inside the block:
+    ``needs`` bytes are written to it, or if None it is read."""
     try:
         yield
     except OSError as refused:
-        why = f"{refused.strerror or refused}; see who may write there"
+        done = "read" if needs is None else "written"
+        why = f"{refused.strerror or refused}; see that it is there, and who may do that"
         # of an array that had no room NumPy says how much was "requested and written", and no more
-        if refused.errno in _FULL or (refused.errno is None and "requested and" in str(refused)):
+        unnamed = refused.errno is None and "requested and" in str(refused)
+        if needs is not None and (unnamed or refused.errno in (errno.ENOSPC, errno.EDQUOT)):
             why = (
-                f"its disk is full: {format_bytes(needs())} more are needed, "
+                f"its disk is full: {format_bytes(needs)} more are needed, "
                 f"{format_bytes(free(path))} are free; make room and do the same again"
             )
-        raise error(f"{os.fspath(path)} cannot be written: {why}") from refused
-
-
-@contextmanager
-def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """ConfigError that names the file, where the system cannot read it inside the block."""
-    try:
-        yield
-    except OSError as refused:
-        raise ConfigError(
-            f"{os.fspath(path)} cannot be read: {refused.strerror or refused}; see that it is "
-            f"there, whole and yours to read, or write it again"
-        ) from refused
+        raise error(f"{os.fspath(path)} cannot be {done}: {why}") from refused
 
 
 def free(path: str | os.PathLike[str]) -> int:

@@ -12,10 +12,9 @@ process and with other workers.
 
 import os
 import uuid
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import numpy as np
 from dask.context import thread_state
@@ -29,7 +28,6 @@ from tiledask.distributed.cluster.progress import Progress, Reporter, watching
 from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.connecting.connect import check_shared, cluster_of
 from tiledask.distributed.deadlines import DEADLINE, seconds_of
-from tiledask.distributed.out_of_core.disk import free
 from tiledask.distributed.out_of_core.journal import Journal, differences
 from tiledask.distributed.out_of_core.stored import StoredArray, describe, materialize, open_array
 from tiledask.distributed.products.operands import check_kernel, check_types
@@ -54,6 +52,10 @@ _SLOW = 1e9
 """FLOP per second of a worker by which a product that was given no timeout has one."""
 
 
+_Product = tuple[StoredArray, StoredArray, StoredArray, tuple[str, Any]]
+"""A, B, C, and how panels are multiplied: kernel and tile."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class StoredProduct(StoredArray):
     """The result of a product of stored matrices: a StoredArray, and what its making took."""
@@ -70,28 +72,6 @@ class StoredProduct(StoredArray):
     """How long this run took, measured by the client."""
     resumed_tiles: int = 0
     """Tiles that an earlier run had finished."""
-
-
-class _Product(NamedTuple):
-    """What is multiplied, into what, and how."""
-
-    a: StoredArray
-    b: StoredArray
-    c: StoredArray
-    kernel: str
-    tile: Any
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What the sums depend on, besides the cuts; for JSON."""
-        c, tile = self.c, self.tile
-        lies = {"kind": c.kind, "chunks": list(c.chunks) if c.chunks else None}
-        return {
-            "A": self.a.identity(),
-            "B": self.b.identity(),
-            "result": {"shape": list(c.shape), "dtype": c.dtype.name, **lies},
-            "kernel": {"name": self.kernel, "tile": tile and list(as_tile(tile))},
-        }
 
 
 def multiply_stored(
@@ -114,63 +94,61 @@ def multiply_stored(
         On one that td.connect gave, workers must find A, B and the folder of ``out`` as they are
         here, on a file system that all share: that is looked at first, else ConfigError.
     out
-        A path, .npy or .zarr, which is created; or a StoredArray, whose elements are replaced. If
-        the path exists and is no unfinished product, only ``overwrite`` replaces it.
+        A path, .npy or .zarr, which is created, if it exists and is no unfinished product only
+        with ``overwrite``; or a StoredArray, whose elements are replaced. One call at a time works
+        on it.
     kernel, tile
         How each worker multiplies its panels: see ``td.tile.matmul``.
     memory_limit
-        Bytes a worker may take beyond what it holds already. Default: half of what it has, so
-        that the system can keep in its page cache what is read more than once; a quarter, an
-        eighth ... where it holds too much already for Dask to leave it that.
+        Bytes a worker may take beyond what it holds already. Default: half of what it has, or a
+        quarter, an eighth ... where Dask would leave it less: the system's page cache keeps what is
+        read more than once.
     timeout
         Seconds for the whole. Default: 300, and what the plan would take at 1 GFLOP/s a worker.
     progress
         True draws a bar, False none, None one where somebody watches. A function is called with
         (panels multiplied, panels in all), from another thread.
     resume
-        What an unfinished product recorded in ``<out>.tiledask`` is taken up where it ended, with
-        its tiles, if operands and kernel are the same (otherwise ConfigError). False starts over.
+        Take up what an unfinished product recorded in ``<out>.tiledask``, with its tiles, if
+        operands and kernel are the same (otherwise ConfigError). False starts over.
 
     The same plan gives the same bits, interrupted or not. Raises DoesNotFitError before anything
-    runs if no tiles fit, ConfigError if ``out`` is an operand, its disk is too full, or an operand
-    changes meanwhile. An error, an interrupt or a timeout stops the workers at their next panel;
-    then the same call goes on.
+    runs if no tiles fit, ConfigError if ``out`` is an operand, its disk is full, or an operand
+    changes meanwhile. After an error, an interrupt or a timeout the same call goes on.
     """
-    seconds = None if timeout is None else seconds_of(timeout)
     cluster = cluster_of(cluster, "a product of files")
     check_kernel(kernel, cluster.backend)
     a, b = _operand("A", a), _operand("B", b)
-    if a.shape[1] != b.shape[0]:
+    (m, k), (rows, n) = a.shape, b.shape
+    if k != rows:
         raise PlacementError(
-            f"A {a.shape} has {a.shape[1]} columns and B {b.shape} has {b.shape[0]} rows, they "
-            f"must be equal; is one of them to be stored transposed?"
+            f"A {a.shape} has {k} columns and B {b.shape} has {rows} rows, they must be equal; is "
+            f"one of them to be stored transposed?"
         )
     check_types(a.dtype, b.dtype, kernel, convert="store")
     workspace(1, 1, 1, a.dtype.itemsize, kernel, tile)  # raises for what does not go together
-    given, c = isinstance(out, StoredArray), _target(out, a, b, resume)
+    slow = DEADLINE + 2 * m * n * k / cluster.slots / _SLOW
+    seconds = slow if timeout is None else seconds_of(timeout)
+    c, goes_on = _target(out, a, b, resume, overwrite)
     check_shared(cluster, [a.path, b.path], [os.path.dirname(c.path)])
-    product, journal = _Product(a, b, c, kernel, tile), Journal(c.path)
-    if os.path.lexists(c.path) and not (given or overwrite or journal.exists):
+    how, journal = (kernel, tile and as_tile(tile)), Journal(c.path)
+    product = a, b, c, how
+    about = {"A": a.stamp(), "B": b.stamp(), "result": repr(c), "kernel and tile": repr(how)}
+    cuts, finished = journal.read(about, c.shape) if goes_on else (None, set())
+    plan = _planned(product, cluster, memory_limit, cuts, timeout).remaining(finished)
+    if not goes_on:
+        journal.append({**about, "cuts": astuple(plan.cuts)}, "w")
+        if not isinstance(out, StoredArray):
+            materialize(c)
+    nbytes, counted = _run(cluster, product, plan, journal, seconds, progress)
+    if changed := differences(about, {**about, "A": a.stamp(), "B": b.stamp()}):
         raise ConfigError(
-            f"{c.path} exists and is no unfinished product; overwrite=True replaces it, "
-            f"td.open_array opens it"
+            f"{changed} changed while it was multiplied: {c.path} mixes before and after; run it "
+            f"again with resume=False"
         )
-    with journal.claimed():
-        about, cuts, finished = product.about, None, set[Region]()
-        if resume and journal.exists and os.path.lexists(c.path):
-            cuts, finished = journal.read(about, c.shape)
-        plan = _planned(product, cluster, memory_limit, cuts, timeout).remaining(finished)
-        if cuts is None:
-            _begin(c, {**about, "cuts": asdict(plan.cuts)}, journal, create=not given)
-        nbytes, counted = _run(cluster, product, plan, journal, seconds, progress)
-        if changed := differences(about, product.about):
-            raise ConfigError(
-                f"while it was multiplied, {'; '.join(changed)}: {c.path} mixes before and after. "
-                f"Run it again with resume=False"
-            )
-        journal.forget()
+    journal.path.unlink()
     return StoredProduct(
-        **{field.name: getattr(c, field.name) for field in fields(StoredArray)},
+        *(c.path, c.shape, c.dtype, c.chunks),
         plan=plan,
         traffic=Both(Traffic.of(cluster.slots).on(cluster.hosts), counted.traffic),
         memory=Both(plan.ledger, counted.ledger({})),
@@ -180,50 +158,38 @@ def multiply_stored(
     )
 
 
-# -- what is multiplied --------------------------------------------------------------------------
-
-
-def _operand(name: str, array: Any) -> StoredArray:
-    """``array`` as its file is now: finished, and of the same shape and type."""
-    if not isinstance(array, StoredArray):
-        raise TypeError(
-            f"{name} is a {type(array).__name__}; stored matrices are multiplied with stored "
-            f"matrices: numpy.save it and td.open_array the file"
-        )
-    now, journal = open_array(array.path), Journal(array.path)
-    if (now.shape, now.dtype) != (array.shape, array.dtype):
-        raise ConfigError(f"{name} was opened as {array}, and is now {now}; td.open_array it again")
-    if name != "out" and journal.exists:
+def _operand(name: str, array: StoredArray) -> StoredArray:
+    """``array`` as its file is now."""
+    if (journal := Journal(array.path)).exists:
         raise ConfigError(
-            f"{name}, {array.path}, is the result of a product that is not finished: make the same "
-            f"call again to finish it, or, if it was written otherwise since, remove {journal.path}"
+            f"{name}, {array.path}, is the result of a product that is not finished: make that "
+            f"call again, or, if it was written otherwise since, remove {journal.path}"
         )
-    return now
+    return open_array(array.path)
 
 
-def _target(out: Any, a: StoredArray, b: StoredArray, resume: bool) -> StoredArray:
-    """The result as it is, or as it will be once it is created."""
-    shape = a.shape[0], b.shape[1]
-    given = isinstance(out, StoredArray)
-    target = _operand("out", out) if given else describe(out, shape, a.dtype)
-    there = os.path.exists(target.path)
-    if there and resume and Journal(target.path).exists:
-        target = open_array(target.path)
+def _target(
+    out: Any, a: StoredArray, b: StoredArray, resume: bool, overwrite: bool
+) -> tuple[StoredArray, bool]:
+    """(the result as it is, or as it will be once it is created, whether it is taken up)."""
+    shape, given = (a.shape[0], b.shape[1]), isinstance(out, StoredArray)
+    path = os.path.abspath(out.path if given else out)
+    there, begun = os.path.exists(path), Journal(path).exists
+    if there and not (given or begun or overwrite):
+        raise ConfigError(
+            f"{path} exists and is no unfinished product; overwrite=True replaces it, "
+            f"td.open_array opens it"
+        )
+    goes_on = there and begun and resume
+    target = open_array(path) if given or goes_on else describe(path, shape, a.dtype)
     if (target.shape, target.dtype) != (shape, a.dtype):
         raise PlacementError(
-            f"A {a.shape} @ B {b.shape} is {shape} {a.dtype}, {target.path} is {target.shape} "
+            f"A {a.shape} @ B {b.shape} is {shape} {a.dtype}, {path} is {target.shape} "
             f"{target.dtype}; name another file, or start this one over with resume=False"
         )
-    for name, operand in (("A", a), ("B", b)):
-        if there and os.path.samefile(target.path, operand.path):
-            raise ConfigError(
-                f"the result {target.path} is {name} itself, which is read until the end; name "
-                f"another file"
-            )
-    return target
-
-
-# -- the plan, new or recorded -------------------------------------------------------------------
+    if there and any(os.path.samefile(path, x.path) for x in (a, b)):
+        raise ConfigError(f"the result {path} is an operand, read until the end; name another file")
+    return target, goes_on
 
 
 def _planned(
@@ -234,46 +200,26 @@ def _planned(
     timeout: float | None,
 ) -> StreamPlan:
     """The plan with the largest tiles; or with the ``cuts`` that were recorded."""
-    room = room_of(cluster, timeout=timeout)
+    (a, b, c, how), room = product, room_of(cluster, timeout=timeout)
     limit = cluster.memory_limit // 2 if memory_limit is None else parse_bytes(memory_limit)
     while memory_limit is None and limit > room.bytes > 0:
         limit //= 2  # and not the room itself: the same product shall be cut alike another time
-    a, b, c, kernel, tile = product
     itemsize, wide = a.dtype.itemsize, accumulator(a.dtype).itemsize
 
     def work(m: int, n: int, k: int) -> int:
-        return workspace(m, n, k, itemsize, kernel, tile, True, wide)
+        return workspace(m, n, k, itemsize, *how, True, wide)
 
     problem = Problem((*c.shape, a.shape[1]), itemsize, (a.grid, b.grid, c.grid), wide, work)
-    if cuts is None:
-        plan = plan_stream(problem, cluster.slots, limit)
-    else:
+    if cuts:
         plan = plan_cuts(problem, cuts, cluster.slots, limit)
-    if (needs := plan.ledger.peak) > room.bytes:
-        more = room.raised(needs) or f"memory_limit={format_bytes(room.bytes)!r}"
+    else:
+        plan = plan_stream(problem, cluster.slots, limit)
+    if plan.ledger.peak > room.bytes:
         raise DoesNotFitError(
-            f"tiles of {'x'.join(map(str, plan.cuts.tile))} with panels of {plan.cuts.panel} "
-            f"take {format_bytes(needs)} a slot, the workers leave {room}. What would fit: {more}"
-            f"{', and resume=False' * bool(cuts)}"
+            f"{plan} takes more than the workers leave, {room}; give them more memory, or pass "
+            f"memory_limit={format_bytes(room.bytes)!r}{' and resume=False' * bool(cuts)}"
         )
     return plan
-
-
-def _begin(target: StoredArray, record: dict[str, Any], journal: Journal, create: bool) -> None:
-    """None, once the product is recorded and the result's file is there."""
-    needs, has = target.unwritten(), free(os.path.dirname(target.path))
-    if needs > has:
-        raise ConfigError(
-            f"{target.path} needs {format_bytes(needs)} more on its disk, {format_bytes(has)} are "
-            f"free; make room, or name a file on another disk"
-        )
-    journal.forget()
-    journal.append(record)
-    if create:
-        materialize(target)
-
-
-# -- running it ----------------------------------------------------------------------------------
 
 
 def _run(
@@ -281,28 +227,26 @@ def _run(
     product: _Product,
     plan: StreamPlan,
     journal: Journal,
-    seconds: float | None,
+    seconds: float,
     progress: Progress,
 ) -> tuple[int, Counted]:
     """(bytes that all workers read, what was counted meanwhile)."""
-    for chunked in [x.path for x in product[:3] if x.kind == "zarr"][:1]:
+    for chunked in [x.path for x in product[:3] if x.chunks][:1]:
         cluster.run(open_array, chunked)  # so that zarr is loaded before memory is counted
     run, (m, n, k) = uuid.uuid4().hex, plan.problem.extents
-    depths = plan.cuts.panels(k)
+    what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(journal.path.stem)}"
     tiles = [(slot, region) for slot, mine in enumerate(plan.tiles) for region in mine]
-    what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
-    if seconds is None:
-        seconds = DEADLINE + 2 * m * n * k / cluster.slots / _SLOW
-    panels, left = [len(depths)] * len(tiles), dict[Future[int], Region]()
+    depths, left = plan.cuts.panels(k), dict[Future[int], Region]()
 
     def record(*_: int) -> None:
         for future in [future for future in left if future.status == "finished"]:
             journal.append(left.pop(future))
 
-    with counting(cluster) as counted, watching(progress, run, panels, what, cluster):
+    shown = watching(progress, run, [len(depths)] * len(tiles), what, cluster)
+    with counting(cluster) as counted, shown:
         try:
             for number, (slot, region) in enumerate(tiles):
-                given = product, region, depths, run, number, cluster.backend
+                given = product, region, depths, cluster.backend, run, number
                 left[cluster.submit(slot, _multiply_tile, *given, name="stream")] = region
             futures = [*left]
             cluster.wait(futures, what, seconds, record)
@@ -316,29 +260,22 @@ def _run(
             raise
 
 
-# -- on a worker ---------------------------------------------------------------------------------
-
-
 def _multiply_tile(
-    product: _Product,
-    region: Region,
-    depths: Sequence[Interval],
-    run: str,
-    number: int,
-    backend: str,
+    product: _Product, region: Region, depths: list[Interval], backend: str, run: str, number: int
 ) -> int:
-    """Bytes read, once the tile of C at ``region`` is on its disk."""
-    (rows, columns), (m, n), dtype = region, extents_of(region), product.a.dtype
-    width, xp, nbytes = depths[0][1], namespace(backend), list[int]()
+    """Bytes read, once the tile of C at ``region`` is on its disk; on a worker."""
+    a, b, c, how = product
+    (rows, columns), (m, n), nbytes = region, extents_of(region), list[int]()
+    xp, width, reporter = namespace(backend), depths[0][1], Reporter(run, number, len(depths))
     buffers = [
-        [host_memory.empty((extent * width,), dtype) for extent in (m, n)] for _ in depths[:AHEAD]
+        [host_memory.empty((extent * width,), a.dtype) for extent in (m, n)] for _ in depths[:AHEAD]
     ]
     allocate = host_memory.empty if backend == "numpy" else xp.empty
-    tile, reporter = allocate((m, n), accumulator(dtype)), Reporter(run, number, len(depths))
+    tile = allocate((m, n), accumulator(a.dtype))
 
     def fetch(depth: Interval, buffer: list[np.ndarray]) -> list[Any]:
         panels, parts = [], ((rows, depth), (depth, columns))
-        for x, part, space in zip(product[:2], parts, buffer, strict=True):
+        for x, part, space in zip((a, b), parts, buffer, strict=True):
             panel = space[: region_size(part)].reshape(extents_of(part))
             nbytes.append(x.read(part, panel))
             panels.append(xp.asarray(panel))
@@ -349,12 +286,11 @@ def _multiply_tile(
             x, y = next(fetched)
             _check_wanted()
             with on_device(tile):
-                tile_matmul(x, y, product.kernel, product.tile, tile, beta=float(start > 0))
+                tile_matmul(x, y, *how, tile, beta=float(start > 0))
             finish(tile)
             del x, y  # on a GPU they are memory that the next panel takes
             reporter.one_more()
-    product.c.write(region, to_numpy(tile))
-    product.c.sync(region)
+    c.write(region, to_numpy(tile), durable=True)
     reporter.report()
     return sum(nbytes)
 

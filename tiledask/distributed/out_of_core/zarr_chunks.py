@@ -6,110 +6,86 @@ written in full, chunks of zeros too.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from tiledask.distributed.out_of_core.disk import sync
 from tiledask.distributed.out_of_core.npy import rounded
 from tiledask.errors import ConfigError
 from tiledask.extras import needed_for
-from tiledask.plan.products.regions import Region, overlap, slices, within
-from tiledask.plan.products.streaming import read_bytes
+from tiledask.plan.products.regions import Region, slices
 
-__all__ = ["create", "files", "look", "read", "write"]
-
-
-def look(path: str) -> tuple[tuple[int, ...], np.dtype, dict[str, tuple[int, ...]]]:
-    """(shape, dtype, {"chunks": extents}) of a zarr array; of a sharded one its shards, whose
-    chunks are written together."""
-    found = _open(path)
-    return found.shape, found.dtype, {"chunks": tuple(found.shards or found.chunks)}
+__all__ = ["create", "look", "read", "write"]
 
 
 def create(array: Any) -> None:
-    """Make the folder, without chunks yet; they are compressed by zstd and end in a crc32c."""
+    """Make the folder, without chunks yet; they are compressed by zstd, with checksums."""
     with needed_for("a zarr array"):
         import zarr
-        from zarr.codecs import Crc32cCodec, ZstdCodec
-    compressors = [ZstdCodec(), Crc32cCodec()]
+        from zarr.codecs import ZstdCodec
     about = {"shape": array.shape, "dtype": array.dtype, "chunks": array.chunks, "fill_value": 0}
-    zarr.create_array(array.path, **about, compressors=compressors)
+    zarr.create_array(array.path, **about, compressors=ZstdCodec(checksum=True))
 
 
-def read(array: Any, region: Region, out: np.ndarray) -> int:
-    """Bytes of the decoded chunks, once ``out`` holds the region of a StoredArray."""
-    stored = _open(array.path)
-    from zarr.buffer.cpu import NDBuffer
-
-    for name, _, part in _chunks(array, stored, region):
-        _check_there(array, name)
-        place = NDBuffer.from_numpy_array(out[within(part, region)])
-        _coded(array, name, stored.get_basic_selection, slices(part), out=place)
-    return read_bytes(region, array.grid, array.dtype.itemsize)
+def look(path: str) -> tuple[tuple[int, ...], np.dtype, tuple[int, ...]]:
+    """(shape, dtype, chunks) of a zarr array; of a sharded one its shards, whose chunks are written
+    together."""
+    with _opened(path, "is no zarr array, which has a zarr.json or a .zarray") as found:
+        return found.shape, found.dtype, tuple(found.shards or found.chunks)
 
 
-def write(array: Any, region: Region, block: np.ndarray) -> None:
-    """None, once the chunks of a StoredArray hold ``block`` there."""
-    stored = _open(array.path, write=True)
-    for name, chunk, part in _chunks(array, stored, region):
-        if part != overlap(chunk, tuple((0, n) for n in array.shape)):
-            _check_there(array, name)  # the rest of the chunk stays
-        values = rounded(block[within(part, region)], array.dtype)
-        _coded(array, name, stored.set_basic_selection, slices(part), values)
+def read(array: Any, region: Region, out: np.ndarray) -> None:
+    """None, once ``out`` holds the region of a StoredArray."""
+    with _opened(array.path) as stored:
+        from zarr.buffer.cpu import NDBuffer
+
+        _check_there(_files(array, stored, region))
+        stored.get_basic_selection(slices(region), out=NDBuffer.from_numpy_array(out))
 
 
-def files(array: Any, region: Region) -> list[str]:
-    """What is on the disk of that region: chunks, and the folders that name them."""
-    chunks = _chunks(array, _open(array.path), region)
-    names = [os.path.join(array.path, name) for name, _, _ in chunks]
-    return [*names, *{os.path.dirname(name) for name in names}, array.path]
+def write(array: Any, region: Region, block: np.ndarray, durable: bool) -> None:
+    """None, once the chunks of a StoredArray hold ``block`` there; if ``durable`` on the disk."""
+    with _opened(array.path, mode="r+") as stored:
+        files = _files(array, stored, region)
+        sides = zip(region, array.chunks, array.shape, strict=True)
+        if not all(a % c == 0 and (b % c == 0 or b == n) for (a, b), c, n in sides):
+            _check_there(files)  # the rest of a chunk stays
+        stored.set_basic_selection(slices(region), rounded(block, array.dtype))
+        if durable:
+            for name in [*files, *{os.path.dirname(file) for file in files}, array.path]:
+                sync(name)
 
 
-def _chunks(array: Any, stored: Any, region: Region) -> Iterator[tuple[str, Region, Region]]:
-    """(name of a chunk, where it lies, the part of ``region`` in it), row by row."""
-    ends = zip(region, array.chunks, strict=True)
-    for at in product(*(range(start // c, -(-stop // c)) for (start, stop), c in ends)):
-        # beyond the array's edges too
-        chunk = tuple((i * c, (i + 1) * c) for i, c in zip(at, array.chunks, strict=True))
-        if (part := overlap(chunk, region)) is not None:
-            yield stored.metadata.encode_chunk_key(at), chunk, part
+def _files(array: Any, stored: Any, region: Region) -> list[str]:
+    """Those of the chunks that a region touches."""
+    ends = [
+        (a // c, -(-b // c) if b > a else 0) for (a, b), c in zip(region, array.chunks, strict=True)
+    ]
+    keys = map(stored.metadata.encode_chunk_key, product(*(range(*each) for each in ends)))
+    return [os.path.join(array.path, key) for key in keys]
 
 
-def _check_there(array: Any, name: str) -> None:
-    if not os.path.exists(os.path.join(array.path, name)):
-        raise ConfigError(
-            f"{array.path} is {array.shape} in chunks of {array.chunks}, and chunk {name} is "
-            f"missing; write it again"
-        )
+def _check_there(files: list[str]) -> None:
+    if gone := [file for file in files if not os.path.exists(file)]:
+        raise ConfigError(f"{gone[0]}, a chunk, is missing; write the array again")
 
 
-def _coded(array: Any, name: str, call: Callable[..., Any], *args: Any, **more: Any) -> None:
-    """Make the ``call`` for a chunk: ConfigError for what a codec raises; the disk's own stays."""
-    try:
-        call(*args, **more)
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise ConfigError(
-            f"{array.path}: chunk {name} is damaged: it does not decode ({_words(error)}); write "
-            f"the array again"
-        ) from error
-
-
-def _open(path: str, write: bool = False) -> Any:
+@contextmanager
+def _opened(path: str, fault: str = "is damaged", mode: str = "r") -> Iterator[Any]:
+    """The zarr array, of which one chunk at a time is read or written; ConfigError for all that
+    zarr raises inside, but for what the disk says."""
     with needed_for("a zarr array"):
         import zarr
+    config = zarr.config.set({"array.write_empty_chunks": True, "async.concurrency": 1})
     try:
-        with zarr.config.set({"array.write_empty_chunks": True}):  # it is looked at on opening
-            return zarr.open_array(path, mode="r+" if write else "r")
-    except Exception as error:  # zarr raises all sorts of things for what it cannot read
-        raise ConfigError(
-            f"{path} is no zarr array ({_words(error)}); give the path of the array itself, which "
-            f"has a zarr.json or a .zarray; td.create_array makes one"
-        ) from error
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:300]}".splitlines()[0]
+        with config:
+            yield zarr.open_array(path, mode=mode)
+    except Exception as error:
+        if isinstance(error, ConfigError) or (isinstance(error, OSError) and error.errno):
+            raise
+        words = f"{type(error).__name__}: {str(error)[:300]}".splitlines()[0]
+        raise ConfigError(f"{path} {fault} ({words}); write it again") from error

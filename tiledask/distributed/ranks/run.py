@@ -14,7 +14,7 @@ from typing import Any
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.clocks import set_clocks
 from tiledask.distributed.deadlines import GRACE, LAST, bounded, left_of, seconds_of
-from tiledask.distributed.out_of_core.disk import writing
+from tiledask.distributed.out_of_core.disk import on_disk
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.transport.messages import Where, endpoint_of, opened
@@ -93,7 +93,7 @@ def _run(
     folder = cluster.spool / run[-12:]
     set_clocks(cluster, patience)
     try:
-        with writing(folder, lambda: 0):
+        with on_disk(folder, 0):
             folder.mkdir()
         with opened(cluster, run, mesh.at, folder, patience) as where:
             left = left_of(seconds).seconds - GRACE  # they say it before this call does

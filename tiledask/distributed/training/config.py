@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from tiledask.distributed.checkpoints import steps_in
-from tiledask.distributed.out_of_core.disk import writing
+from tiledask.distributed.out_of_core.disk import on_disk
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import CheckpointError, ConfigError
@@ -141,7 +141,7 @@ class TrainingConfig(RankConfig, TrainingTerms):
         if save_every is not None:
             save_every = whole_number("save_every", save_every, 1)
         path = os.path.abspath(folder)
-        with writing(path, lambda: 0, CheckpointError):
+        with on_disk(path, 0, CheckpointError):
             os.makedirs(path, exist_ok=True)
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError("you may not")

@@ -31,7 +31,7 @@ from tiledask.distributed.checkpoints import (
     save_checkpoint,
     steps_in,
 )
-from tiledask.distributed.out_of_core.disk import writing
+from tiledask.distributed.out_of_core.disk import on_disk
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.progress import Report, step_reporter
 from tiledask.distributed.training.trainer import Trainer
@@ -209,7 +209,7 @@ def _pieces(trainer: Trainer, tensor: str, unit: str) -> dict[str, tuple[str, Te
 def _save_history(config: Any, rank: int, history: History) -> None:
     """Write a rank's history. No checkpoint is whole before all ranks have."""
     path, rows = Path(config.folder) / f".history-{rank}.npy", np.array(history)
-    with writing(path, lambda: rows.nbytes, CheckpointError):
+    with on_disk(path, rows.nbytes, CheckpointError):
         np.save(new := path.with_suffix(".new.npy"), rows)
         os.replace(new, path)
 
