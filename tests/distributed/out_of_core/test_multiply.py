@@ -16,7 +16,6 @@ import pytest
 from oracles.waiting import wait_until
 
 from tiledask.distributed.out_of_core import multiply
-from tiledask.distributed.out_of_core.disk import free
 from tiledask.distributed.out_of_core.multiply import multiply_stored
 from tiledask.distributed.out_of_core.stored import StoredArray, create_array, open_array
 from tiledask.errors import ConfigError, DeadlineError, DoesNotFitError, KernelError, PlacementError
@@ -263,25 +262,19 @@ def test_an_operand_that_changes(cluster, tmp_path):
         multiply_stored(a, b, tmp_path / "c.npy", cluster, progress=lambda *_: os.utime(b.path))
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["c.zarr", "c.npy"])
-def test_a_disk_that_fills_up_meanwhile_costs_a_second_call(cluster, tmp_path, small_disk, name):
+@pytest.mark.slow
+def test_a_disk_that_fills_up_meanwhile_costs_a_second_call(cluster, tmp_path, small_disk):
     a, b = operands(tmp_path, K, K, K, "f8", draw=normal)
-    filler, c = small_disk / "filler", small_disk / name
-    c = create_array(c, (K, K), "f8", 50) if name == "c.zarr" else c
+    c, filler = create_array(small_disk / "c.zarr", (K, K), "f8", 50), small_disk / "filler"
     options = {**slow(32), "memory_limit": "8.6MB", "timeout": 240}
+    filler.write_bytes(bytes(3_300_000))  # of 4 MiB: not half of C, which is 1.6 MB
     # of a tile, or of the record of one
-    words = rf"{name}(\.tiledask)? cannot be written: its disk is full: .* needed, .* are free"
-    with open(filler, "wb") as file:
-        file.write(bytes(3_300_000))  # of 4 MiB: not half of C, which is 1.6 MB
+    words = r"c\.zarr(\.tiledask)? cannot be written: its disk is full: .* needed, .* are free"
     with pytest.raises(ConfigError, match=words):
         multiply_stored(a, b, c, cluster, **options)
-    filler.write_bytes(bytes(os.path.getsize(filler) + free(small_disk) // 4096 * 4096))
-    with pytest.raises(ConfigError, match="cannot be written: its disk is full"):
-        multiply_stored(a, b, c, cluster, **options)  # not even a record
     filler.unlink()
-    begun = len(records(small_disk / name))
+    begun = len(records(c.path))
     d = multiply_stored(a, b, c, cluster, **options)
     assert d.resumed_tiles == begun
     np.testing.assert_allclose(d[:, :], a[:, :] @ b[:, :], rtol=1e-9, atol=1e-9)
-    assert sorted(os.listdir(small_disk)) == [name]
+    assert os.listdir(small_disk) == ["c.zarr"]

@@ -134,10 +134,11 @@ def run_device(rank: Rank, case: MemoryCase) -> tuple[list[Row], float | None]:
             _step_states(case, pool)
     except Refused as error:
         refused = error.with_traceback(None)  # its frames would keep arrays
+    rows = pool.rows(rank.index)
     if refused:
-        refused.rows = pool.rows(rank.index)
+        refused.rows = rows
         raise refused
-    return pool.rows(rank.index), loss
+    return rows, loss
 
 
 def _step_states(case: MemoryCase, pool: Pool) -> None:

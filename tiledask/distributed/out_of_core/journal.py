@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tiledask.distributed.out_of_core.disk import on_disk, sync
-from tiledask.errors import ConfigError, short
+from tiledask.errors import ConfigError
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import Cuts
 
@@ -49,10 +49,8 @@ class Journal:
             if not changed and (cuts.rows[-1], cuts.columns[-1]) != shape:
                 raise ValueError(f"the result is {shape}")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            text = short(lines.decode(errors="replace"))
-            raise ConfigError(
-                f"{self.path} is damaged ({error}), it says {text}; resume=False starts over"
-            ) from None
+            words = f"{self.path} is damaged ({error}); resume=False starts over"
+            raise ConfigError(words) from None
         if changed:
             raise ConfigError(
                 f"{self.path} records a product with another {changed}; bring that back to go on, "

@@ -21,12 +21,6 @@ def create(array: Any) -> None:
     np.lib.format.open_memmap(array.path, "w+", array.dtype, array.shape)
 
 
-def look(path: str) -> tuple[tuple[int, ...], np.dtype, None]:
-    """(shape, dtype, no chunks) of an array by rows that has as many bytes as its header says."""
-    found = _mapped(path)
-    return found.shape, found.dtype, None
-
-
 def read(array: Any, region: Region, out: np.ndarray) -> None:
     """None, once ``out`` holds the region of a StoredArray."""
     with open(array.path, "rb") as file:
@@ -57,13 +51,13 @@ def _runs(array: Any, region: Region, block: np.ndarray) -> Iterator[tuple[int, 
     """(bytes of the file before it, a run of ``block``) of all that lies together in both."""
     ((top, _), (left, right)), itemsize = region, array.dtype.itemsize
     line = array.shape[1] * itemsize
-    start = _mapped(array.path).offset + top * line + left * itemsize
+    start = look(array.path).offset + top * line + left * itemsize
     for i, row in enumerate(block.reshape(1, -1) if right - left == array.shape[1] else block):
         yield start + i * line, row
 
 
-def _mapped(path: str) -> Any:
-    """The array, mapped for what its header says; ConfigError if that is not what the file is."""
+def look(path: str) -> Any:
+    """The array, mapped for what its header says: by rows, and of as many bytes as the file has."""
     try:
         found: Any = np.lib.format.open_memmap(path, mode="r")
     except OSError:

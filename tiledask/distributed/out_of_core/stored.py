@@ -135,8 +135,10 @@ def open_array(path: str | os.PathLike[str]) -> StoredArray:
     if not os.path.exists(name):
         raise ConfigError(f"there is no file {name}; td.create_array makes one")
     with on_disk(name):
-        shape, dtype, chunks = (zarr if os.path.isdir(name) else npy).look(name)
-    return StoredArray(name, *_checked(name, shape, dtype), chunks)
+        found = (zarr if os.path.isdir(name) else npy).look(name)
+    # chunks of a shard are written together
+    chunks = getattr(found, "shards", None) or getattr(found, "chunks", None)
+    return StoredArray(name, *_checked(name, found.shape, found.dtype), chunks)
 
 
 def create_array(

@@ -31,11 +31,10 @@ def create(array: Any) -> None:
     zarr.create_array(array.path, **about, compressors=ZstdCodec(checksum=True))
 
 
-def look(path: str) -> tuple[tuple[int, ...], np.dtype, tuple[int, ...]]:
-    """(shape, dtype, chunks) of a zarr array; of a sharded one its shards, whose chunks are written
-    together."""
+def look(path: str) -> Any:
+    """The array, opened for what its header says."""
     with _opened(path, "is no zarr array, which has a zarr.json or a .zarray") as found:
-        return found.shape, found.dtype, tuple(found.shards or found.chunks)
+        return found
 
 
 def read(array: Any, region: Region, out: np.ndarray) -> None:
