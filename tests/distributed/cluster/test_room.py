@@ -47,17 +47,8 @@ def test_each_way_out_that_a_refusal_names_is_accepted(placed):
     said = refused(a, a, few)
     (limit,) = re.findall(r"(?:: |or )memory_limit='([^']*)'", said)
     assert found(a, a, parse_bytes(limit)).chosen
-    for way in re.findall(r"a mesh of (\d+) ranks \(this is 2\)", said):
-        wider = Tiling(a.shape, (int(way),), placed)
-        assert found(wider, wider, few).chosen
     named = re.findall(r"algorithm='([^']*)'", refused(a, a, few, "gather"))
     assert all(found(a, a, few, way).chosen == way for way in named)
-
-
-def test_a_mesh_is_promised_where_one_fits_and_not_where_none_does():
-    a = Tiling((512, 512), (2,), ROWS)
-    assert "ranks (this" not in refused(a, a, 8_000_000)
-    assert "a mesh of 4 ranks (this is 2)" in refused(a, a, RUNTIME + 2_500_000)
 
 
 def test_what_is_promised_is_rounded_up_and_more_of_it_is_named_for_the_call_and_for_workers():

@@ -46,9 +46,7 @@ def test_a_product_is_right_and_a_planted_fault_is_seen_in_its_row(cluster, dtyp
 def test_any_right_product_is_within_rounding(cluster):
     for seed, (m, k, n) in enumerate([(1, 1, 1), (3, 700, 2), (300, 2, 300), (129, 257, 65)]):
         A, B = drawn(cluster, m, k, n, "float32", scale=10.0**seed)
-        found = td.check_product(A, B, A @ B, seed=seed)
-        assert found
-        assert found.off >= 0
+        assert td.check_product(A, B, A @ B, seed=seed)
 
 
 def test_batches_nan_and_partial_sums(cluster):

@@ -1,15 +1,13 @@
-"""What two operands of a distributed product must have in common, and their kernel."""
+"""Kernels go where their arrays are, whoever asks for them."""
 
 import dask.array as da
 import numpy as np
 import pytest
 
 import tiledask as td
-from tiledask.distributed.products.operands import check_kernel, check_types
-from tiledask.errors import KernelError, PlacementError
+from tiledask.distributed.products.operands import check_kernel
+from tiledask.errors import KernelError
 from tiledask.tile import kernels
-
-SINGLE, DOUBLE, INTEGER = map(np.dtype, ("f4", "f8", "i4"))
 
 
 @pytest.mark.parametrize("kernel", kernels)
@@ -22,19 +20,6 @@ def test_a_kernel_goes_where_its_arrays_are_whether_or_not_the_client_can_run_it
     other, runs = {"cupy": ("numpy", "GPUs"), "numpy": ("cupy", "CPUs")}[own]
     with pytest.raises(KernelError, match=f"'{kernel}' runs on {runs}, .*blas, or .*device="):
         check_kernel(kernel, other)
-
-
-def test_types_must_be_equal_and_what_the_kernel_takes():
-    check_types(SINGLE, SINGLE, "smem_tiled")
-    for words, error, given in (
-        ("A is float32 and B is float64, must be equal", PlacementError, (SINGLE, DOUBLE, "blas")),
-        (r"x is float64 .* 'smem_tiled' takes float32; store with astype", PlacementError,
-         (DOUBLE, DOUBLE, "smem_tiled", ("x", "y"), "store")),
-        ("B is int32, the kernel", PlacementError, (INTEGER, INTEGER, "blas")),
-        ("no kernel 'fast'", KernelError, (SINGLE, SINGLE, "fast")),
-    ):  # fmt: skip
-        with pytest.raises(error, match=words):
-            check_types(*given)
 
 
 @pytest.mark.cluster

@@ -14,26 +14,18 @@ from distributed import Future
 from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.arrays.recompute import anchors_of
 from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan import html
-from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiled, Tiling
-from tiledask.plan.products.regions import Region, slices
+from tiledask.plan.products.placement import Partial, Placement, Shard, Tiled, Tiling
+from tiledask.plan.products.regions import Region, region_size, slices
 from tiledask.plan.units import format_bytes
 from tiledask.tile import TileCount
 from tiledask.tile.backend import namespace
 from tiledask.tile.backend import to_numpy as off_device
 
-__all__ = [
-    "Both",
-    "ShardedArray",
-    "operators",
-    "placements_of",
-    "slices",
-    "to_numpy",
-]
+__all__ = ["Both", "ShardedArray", "operators", "placements_of", "to_numpy"]
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -83,13 +75,7 @@ class ShardedArray(Tiled):
     @cached_property
     def block_bytes(self) -> tuple[int, ...]:
         """Bytes of each rank's block."""
-        shapes = (self.tiling.block_shape(at) for at in self.tiling.coordinates)
-        return tuple(prod(shape) * self.dtype.itemsize for shape in shapes)
-
-    @cached_property
-    def anchors(self) -> list[Future[Any]]:
-        """What tasks depend on that read its blocks past Dask, by rank."""
-        return anchors_of(self.mesh.cluster, self.blocks)
+        return tuple(region_size(each) * self.dtype.itemsize for each in self.tiling.regions)
 
     @property
     def T(self) -> "ShardedArray":
@@ -118,14 +104,14 @@ class ShardedArray(Tiled):
         """
         import dask.array as da
 
-        if any(isinstance(p, Partial) for p in self.placements):
+        if Partial() in self.placements:
             raise PlacementError(
                 f"an array placed as {self.placements} has partial sums on its ranks, not blocks; "
                 f"td.redistribute it to Replicate() or a Shard first"
             )
         blocks: dict[Region, Future[Any]] = {}
-        for at, block in zip(self.tiling.coordinates, self.blocks, strict=True):
-            blocks.setdefault(self.tiling.region(at), block)
+        for region, block in zip(self.tiling.regions, self.blocks, strict=True):
+            blocks.setdefault(region, block)
         # along each dimension, where the intervals that are not empty begin and end
         edges = [
             sorted({at for a, b in ends if a < b for at in (a, b)}) or [0, 0]
@@ -157,22 +143,16 @@ class ShardedArray(Tiled):
         )
 
     def _repr_html_(self) -> str:
-        blocks = zip(self.tiling.coordinates, self.block_bytes, strict=True)
-        rows = [
-            (
-                rank,
-                self.mesh.said(at),
-                " x ".join(f"{start}:{stop}" for start, stop in self.tiling.region(at)),
-                format_bytes(nbytes),
-            )
-            for rank, (at, nbytes) in enumerate(blocks)
-        ]
+        rows = []
+        for rank, at in enumerate(self.tiling.coordinates):
+            region = " x ".join(f"{a}:{b}" for a, b in self.tiling.region(at))
+            rows.append((rank, self.mesh.said(at), region, format_bytes(self.block_bytes[rank])))
         return html.table(("rank", "mesh", "holds", "bytes"), rows, repr(self))
 
 
 def placements_of(placements: Placement | Iterable[Placement]) -> tuple[Placement, ...]:
-    """One for each axis; PlacementError if a dimension is to be sharded over workers in another way
-    than evenly, since products cut panels where even blocks end."""
+    """One for each axis; PlacementError for a dimension that is not sharded evenly, since products
+    cut panels where even blocks end."""
     placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
     for placement in placements:
         if isinstance(placement, Shard) and placement.shards is not None:
@@ -185,20 +165,18 @@ def placements_of(placements: Placement | Iterable[Placement]) -> tuple[Placemen
 
 
 operators: dict[str, Callable[..., ShardedArray]] = {}
-"""What computes A @ B, and what redistributes: `tiledask.distributed.products.matmul` and
-`tiledask.distributed.arrays.redistribute` put it here as they load, which whatever makes the first
-array sees to."""
+"""What computes A @ B, and what redistributes: both put themselves here as they are loaded, which
+`creation` sees to."""
 
 
 @bounded
 def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
     """The whole array in this machine's memory; partial sums are summed in rank order.
 
-    Blocks come one after the other, so that there is room here for the array and two of them;
-    those of GPUs by way of their workers' host memory, and this process needs no GPU. Raises
-    DoesNotFitError where this process may not hold as much, DeadlineError after ``timeout`` seconds
-    (default 300), ClusterLostError if a slot has lost its worker; the array stays what it is, and
-    can be asked for again.
+    Blocks come one after the other, those of GPUs by way of their workers' host memory: this
+    process needs no GPU. Raises DoesNotFitError where it may not hold the array and a block,
+    DeadlineError after ``timeout`` seconds (default 300); the array stays what it is, and can be
+    asked for again.
     """
     if not isinstance(array, ShardedArray):
         return off_device(array)
@@ -208,22 +186,21 @@ def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
             f"{format_bytes(MEMORY_LIMIT)}; leave it on its mesh, or write it to a disk: "
             f"array.to_dask().to_zarr(path)"
         )
-    partial = any(isinstance(p, Partial) for p in array.placements)
-    replicated = [isinstance(p, Replicate) for p in array.placements]
-    blocks, places = list[Future[Any]](), list[tuple[slice, ...]]()
-    for at, block in zip(array.tiling.coordinates, array.blocks, strict=True):
-        if not any(i and same for i, same in zip(at, replicated, strict=True)):
-            blocks.append(block)  # of replicas the first
-            places.append(slices(array.tiling.region(at)))
-    cluster = array.mesh.cluster
+    wanted = dict[tuple[Any, ...], Future[Any]]()  # of replicas the first
+    for at, region, block in zip(
+        array.tiling.coordinates, array.tiling.regions, array.blocks, strict=True
+    ):
+        addend = [i for i, p in zip(at, array.placements, strict=True) if p == Partial()]
+        wanted.setdefault((region, *addend), block)
+    partial = Partial() in array.placements
     whole = (np.zeros if partial else np.empty)(array.shape, array.dtype)
-    parts = [[block] for block in blocks] if sum(array.block_bytes) > SLAB else [blocks]
-    for part in parts:
-        found = cluster.gather(part, f"collecting {array!r}", timeout)
-        while found:  # none is held when the next is fetched
-            where = places.pop(0)
+    one_by_one = sum(array.block_bytes) > SLAB
+    for some in [[each] for each in wanted.items()] if one_by_one else [[*wanted.items()]]:
+        blocks = [block for _, block in some]
+        found = array.mesh.cluster.gather(blocks, f"collecting {array!r}", timeout)
+        for ((region, *_), _), block in zip(some, found, strict=True):
             if partial:
-                whole[where] += found.pop(0)
+                whole[slices(region)] += block
             else:
-                whole[where] = found.pop(0)
+                whole[slices(region)] = block
     return whole

@@ -1,21 +1,18 @@
 """Makes arrays whose blocks live on workers: from an array here, by a function there, of chunks.
 
-    distribute(a, mesh, (Shard(0), Shard(1)))
-        a  --save once-->  spool file  --each slot reads its region-->  one block per rank
-        a  --cut-->  a task's argument, where a worker does not see the spool  -->  the same
-    from_dask(x, mesh, (Shard(0), Shard(1)))
-        x  --cut where its chunks lie-->  parts  --put together in the slots-->  the same
+    distribute    a  --save once-->  spool file  --each slot reads its region-->  a block per rank
+                  a  --cut-->  a task's argument, where a worker does not see the spool
+    from_dask     x  --cut where its chunks lie-->  parts  --put together in the slots
 
-Blocks are made by tasks (from the file or the argument, by a function, of parts), never scattered:
-when a worker dies, Dask runs the task again and the block is back.
+Blocks are made by tasks, never scattered: when a worker dies, Dask runs the task again and the
+block is back.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from dask.core import flatten
 from distributed import futures_of
 
 # so that A @ B and A.redistribute have what computes them, as soon as there is an array
@@ -23,7 +20,6 @@ import tiledask.distributed.arrays.redistribute
 import tiledask.distributed.products.matmul  # noqa: F401
 from tiledask.distributed.arrays.array import ShardedArray, placements_of
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.errors import DoesNotFitError, PlacementError
@@ -52,21 +48,18 @@ def distribute(
 ) -> ShardedArray:
     """``array`` as a ShardedArray: one placement per mesh axis, uneven extents allowed.
 
-    The array is copied once, so changing it later changes nothing: to
-    the cluster's spool folder, or into the tasks of workers that do not see that.
-    Raises PlacementError for placements that the mesh or the shape does not allow.
+    The array is copied once, so changing it later changes nothing: to the cluster's spool folder,
+    or into the tasks of workers that do not see that. Raises PlacementError for placements that
+    the mesh or the shape does not allow.
     """
     if isinstance(array, np.ma.MaskedArray):
-        raise PlacementError(
-            "a masked array has values that do not count, and blocks hold only values; "
-            "fill it first: array.filled(0)"
-        )
+        raise PlacementError("blocks hold no mask of a masked array; fill it: array.filled(0)")
     array = np.asarray(off_device(array))
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    tiling = _placed(array.shape, array.dtype, mesh, placements, timeout)
+    tiling = _placed(array.shape, array.dtype, mesh, placements)
     part, ranks = mesh.cluster.keep(array), zip(mesh.at, tiling.regions, strict=True)
     given = [(part(slot, region), region) for slot, region in ranks]
-    return _made("distribute", _read_block, given, mesh, tiling, array.dtype, timeout)
+    return _made(_read_block, given, mesh, tiling, array.dtype, "distribute", timeout)
 
 
 @bounded
@@ -84,10 +77,9 @@ def from_function(
     ``function`` must give the same block whenever it is called with the same slices (a lost
     block is made again), in the shape of the slices; the result is cast to ``dtype``.
     """
-    found = as_dtype(dtype)
-    tiling = _placed(tuple(shape), found, mesh, placements, timeout)
+    tiling = _placed(tuple(shape), found := as_dtype(dtype), mesh, placements)
     given = [(function, region) for region in tiling.regions]
-    return _made("from_function", _make_block, given, mesh, tiling, found, timeout)
+    return _made(_make_block, given, mesh, tiling, found, "from_function", timeout)
 
 
 @bounded
@@ -100,12 +92,10 @@ def from_dask(
 ) -> ShardedArray:
     """``x`` as a ShardedArray: computed on the mesh's cluster, blocks put together where they lie.
 
-    Chunks need not agree with blocks: each rank fetches the parts of chunks that it needs. A
-    chunk is dropped when the blocks have what they need of it, and made again if a block is lost.
-    Nothing passes through this process.
-
-    Raises PlacementError for placements that the mesh or the shape does not allow and for unknown
-    chunk sizes; DoesNotFitError if a worker cannot hold a block twice, in parts and put together.
+    Chunks need not agree with blocks: each rank fetches the parts of chunks that it needs, and
+    nothing passes through this process. Raises PlacementError for placements that the mesh or the
+    shape does not allow and for unknown chunk sizes, DoesNotFitError if a worker cannot hold a
+    block twice, in parts and put together.
     """
     import dask.array as da
 
@@ -119,36 +109,34 @@ def from_dask(
             f"x.compute_chunk_sizes() finds them out"
         )
     x = x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
-    tiling = _placed(x.shape, x.dtype, mesh, placements, timeout, x)
+    tiling = _placed(x.shape, x.dtype, mesh, placements, copies=2)
     # parts are cut where the chunks lie, so that only they travel, and put together in the slots
-    client = mesh.cluster.client
-    x = client.persist(x)
-    parts = client.persist([x[slices(region)] for region in tiling.regions])
+    x = mesh.cluster.client.persist(x)
+    parts = mesh.cluster.client.persist([x[slices(region)] for region in tiling.regions])
     futures = {future.key: future for future in futures_of(parts)}
-    given = [
-        (part.chunks, *(futures[key] for key in flatten(part.__dask_keys__()))) for part in parts
-    ]
-    return _made("from_dask", _assemble, given, mesh, tiling, x.dtype, timeout)
+
+    def nested(keys: Any) -> Any:
+        return [*map(nested, keys)] if isinstance(keys, list) else futures[keys]
+
+    given = [(nested(part.__dask_keys__()),) for part in parts]
+    return _made(_assemble, given, mesh, tiling, x.dtype, "from_dask", timeout)
 
 
-# -- what is refused, and what all have in common --------------------------------------------------
+# -- what all have in common -----------------------------------------------------------------------
 
 
 def _placed(
     shape: tuple[int, ...],
     dtype: np.dtype,
     mesh: Any,
-    placements: Placement | Iterable[Placement],
-    timeout: float | None,
-    chunked: Any = None,
+    placements: Iterable[Placement],
+    copies: int = 1,
 ) -> Tiling:
-    """How such an array lies, refused before anything runs: TypeError for what is no Mesh,
-    PlacementError for what no blocks can be, DoesNotFitError where a worker could not hold its
-    block, twice where it is put together of parts of a ``chunked`` one."""
+    """How such an array lies, refused before anything runs. A worker holds ``copies`` of its block
+    while it is made."""
     if not isinstance(mesh, Mesh):
-        kind = Cluster if isinstance(mesh, Cluster) else type(mesh)
         raise TypeError(
-            f"arrays lie on a mesh, got {kind.__name__}; td.Mesh(cluster, (2, 2)) makes one"
+            f"arrays lie on a mesh, got {type(mesh).__name__}; td.Mesh(cluster, (2, 2)) makes one"
         )
     mesh.cluster.check_alive()
     placements = placements_of(placements)
@@ -159,43 +147,37 @@ def _placed(
         )
     tiling = Tiling(shape, mesh.shape, placements)
     if dtype.kind not in "fiu" and dtype.name != "bfloat16":
-        way = "convert first, for example with astype('float32')"
-        if dtype.kind == "c":
-            way = "distribute its .real and its .imag, an array each"
         raise PlacementError(
             f"blocks hold real numbers (float16/32/64, bfloat16 or integers), got dtype {dtype}; "
-            f"{way}"
+            f"convert first, or of complex ones distribute .real and .imag, an array each"
         )
-    room = room_of(mesh.cluster, alone=True, timeout=timeout, slots=mesh.at)
-    largest = max(map(region_size, tiling.regions)) * dtype.itemsize
-    in_parts = chunked is not None and any(
-        chunked[slices(region)].npartitions > 1 for region in tiling.regions
-    )
-    if (needs := largest * (1 + in_parts)) > room.bytes:
+    room = room_of(mesh.cluster, alone=True, slots=mesh.at)
+    needs = copies * max(map(region_size, tiling.regions)) * dtype.itemsize
+    if needs > room.bytes:
         raise DoesNotFitError(
             f"the largest block of {shape} {dtype} under {placements} has"
-            f"{' in parts and put together' * in_parts} {format_bytes(needs)}, a worker may hold "
-            f"{room}; shard it over at least {-(-needs // max(1, room.bytes))} times as many ranks"
+            f"{' in parts and put together' * (copies > 1)} {format_bytes(needs)}, a worker may "
+            f"hold {room}; shard it over at least {-(-needs // max(1, room.bytes))} times as many "
+            f"ranks"
         )
     return tiling
 
 
 def _made(
-    made_by: str,
     function: Callable[..., Any],
-    given: Iterable[Sequence[Any]],
+    given: Iterable[tuple[Any, ...]],
     mesh: Mesh,
     tiling: Tiling,
     dtype: np.dtype,
+    made_by: str,
     timeout: float | None,
 ) -> ShardedArray:
     """The array, once ``function`` has made each rank's block of what that is ``given``."""
-    ranks, how = zip(mesh.at, given, strict=True), (dtype.name, mesh.cluster.backend)
-    blocks = mesh.cluster.submit_all(
-        function, {slot: (*how, *mine) for slot, mine in ranks}, name=made_by
-    )
+    cluster, ranks = mesh.cluster, zip(mesh.at, given, strict=True)
+    args = {slot: (dtype.name, cluster.backend, *mine) for slot, mine in ranks}
+    blocks = cluster.submit_all(function, args, name=made_by)
     what = f"{made_by} of {tiling.shape} on {mesh.shape}"
-    mesh.cluster.wait(blocks, what, timeout, cancel=True)
+    cluster.wait(blocks, what, timeout, cancel=True)
     return ShardedArray(mesh, tiling, dtype, tuple(blocks), made_by)
 
 
@@ -208,14 +190,14 @@ def _read_block(dtype: str, backend: str, source: str | np.ndarray, region: Regi
     if not isinstance(source, str):
         return xp.asarray(source.view(found))
     block = xp.empty(extents_of(region), found)
+    rows = xp.atleast_1d(block)
     # the pages of a mapped file are this process's until it is unmapped: a slab of rows at a time
-    (first, last), *others = region or [(0, 1)]
+    (first, last), *others = region or ((0, 1),)
     step = max(1, SLAB // max(1, block.nbytes // max(1, last - first)))
     for start, stop in pairwise([*range(first, last, step), last]):
-        whole = np.load(source, mmap_mode="r", allow_pickle=False)
-        whole = whole.view(found)  # bfloat16 is saved as bytes without a name
-        part = whole[slices(((start, stop), *others)) if region else ...]
-        block[slice(start - first, stop - first) if region else ...] = xp.asarray(part)
+        whole = np.atleast_1d(np.load(source, mmap_mode="r", allow_pickle=False))
+        part = whole.view(found)[slices(((start, stop), *others))]  # bfloat16 is saved as bytes
+        rows[start - first : stop - first] = xp.asarray(part)
     return block
 
 
@@ -223,30 +205,21 @@ def _make_block(dtype: str, backend: str, function: Callable[..., Any], region: 
     """A block that ``function`` makes of its region."""
     found = as_dtype(dtype)
     block = namespace(backend).asarray(function(slices(region)), order="C")
-    if not np.can_cast(block.dtype, found, "same_kind"):
-        way = "return its .real" if block.dtype.kind == "c" else "cast it in the function"
+    expected = extents_of(region)
+    if block.shape != expected or not np.can_cast(block.dtype, found, "same_kind"):
         raise PlacementError(
-            f"the function gave {block.dtype} for an array of {dtype}, which would lose "
-            f"what is not {found.kind!r}; {way} if you mean it"
-        )
-    if block.shape != (expected := extents_of(region)):
-        raise PlacementError(
-            f"the function gave a block of shape {block.shape} for the region {region}, which "
-            f"has shape {expected}; return exactly the slices it is called with"
+            f"the function gave a block of shape {block.shape} of {block.dtype} for the slices "
+            f"{region}, must have shape {expected} and a type that {dtype} holds; return exactly "
+            f"the slices it is called with, cast there what may be cast"
         )
     return block.astype(found, copy=False)
 
 
-def _assemble(dtype: str, backend: str, chunks: tuple[tuple[int, ...], ...], *parts: Any) -> Any:
-    """A block of the parts of chunks that it consists of."""
-    from dask.array.core import slices_from_chunks
+def _assemble(dtype: str, backend: str, parts: Any) -> Any:
+    """A block of the parts of chunks that it consists of, in lists as dask.array nests them."""
+    from dask.array.core import concatenate3
 
-    xp, found = namespace(backend), as_dtype(dtype)
-    here = [part if array_namespace(part) is xp else xp.asarray(off_device(part)) for part in parts]
-    shape = tuple(map(sum, chunks))
-    if len(here) == 1:
-        return xp.ascontiguousarray(here[0]).reshape(shape).astype(found, copy=False)
-    block = xp.empty(shape, found)
-    for region, part in zip(slices_from_chunks(chunks), here, strict=True):
-        block[region] = part
-    return block
+    block, xp = concatenate3(parts) if isinstance(parts, list) else parts, namespace(backend)
+    if array_namespace(block) is not xp:
+        block = off_device(block)
+    return xp.asarray(block, as_dtype(dtype), order="C")

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 
@@ -25,15 +26,13 @@ def crc_of(array: Array) -> int:
 def digest_of(arrays: Iterable[Array]) -> bytes:
     """A digest that arrays have alone which are equal to the bit, one after the other."""
     digest = blake2b()
-    for array in arrays:
-        for part in _slabs(array):
-            digest.update(part)
+    for part in chain.from_iterable(map(_slabs, arrays)):
+        digest.update(part)
     return digest.digest()
 
 
 def _slabs(array: Array) -> Iterator[memoryview]:
-    rows = array if array.ndim else array.reshape(1)
+    rows = np.atleast_1d(array)
     step = max(1, _SLAB // max(1, rows[:1].nbytes))
     for start in range(0, len(rows), step):
-        part = np.ascontiguousarray(rows[start : start + step])
-        yield part.reshape(-1).view(np.uint8).data
+        yield np.ascontiguousarray(rows[start : start + step]).reshape(-1).view(np.uint8).data

@@ -8,7 +8,8 @@ The heaviest axis is put within hosts first, then the next; where a host has no 
 group, what is left on several makes one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -40,20 +41,16 @@ def arranged(hosts: Sequence[str], shape: Sequence[int], within: Sequence[int]) 
     >>> arranged("AABB", (1, 2, 2), (1, 2, 0)), arranged("ABBBBCCC", (2, 4), (1, 0))
     ((0, 2, 1, 3), (1, 2, 3, 4, 0, 5, 6, 7))
     """
-    order = tuple(range(prod(shape)))
-    if len(set(hosts)) == 1:
-        return order
-    units: list[tuple[tuple[int, ...], str]] = [((i,), host) for i, host in enumerate(hosts)]
+    units = [([slot], host) for slot, host in enumerate(hosts)]
     for axis in within:
         n, whole, rest = shape[axis], [], []
         for host in dict.fromkeys(hosts):
             mine = [slots for slots, its in units if its == host]
             cut = len(mine) - len(mine) % n
-            whole += [(_joined(mine[i : i + n]), host) for i in range(0, cut, n)]
+            whole += [([*chain(*mine[i : i + n])], host) for i in range(0, cut, n)]
             rest += mine[cut:]
         rest += [slots for slots, host in units if not host]
-        cut = len(rest) - len(rest) % n
-        units = whole + [(_joined(rest[i : i + n]), "") for i in range(0, cut, n)]
+        units = whole + [([*chain(*rest[i : i + n])], "") for i in range(0, len(rest) - n + 1, n)]
     outward = [*reversed(within)]
     slots = np.reshape(units[0][0], [shape[axis] for axis in outward])
     found = tuple(slots.transpose(np.argsort(outward)).ravel().tolist())
@@ -62,11 +59,7 @@ def arranged(hosts: Sequence[str], shape: Sequence[int], within: Sequence[int]) 
         by_axis = crossings([hosts[slot] for slot in at], shape)
         return [by_axis[axis] for axis in within]
 
-    return min(order, found, key=crossed)
-
-
-def _joined(slots: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(slot for each in slots for slot in each)
+    return min(tuple(range(prod(shape))), found, key=crossed)
 
 
 def crossings(hosts: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:
@@ -76,6 +69,5 @@ def crossings(hosts: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:
     >>> crossings("AABB", (2, 2)), crossings("ABBA", (4,))
     ((4, 0), (2,))
     """
-    names = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
-    at = np.reshape([names[host] for host in hosts], shape)
+    at = np.reshape(np.unique([*hosts], return_inverse=True)[1], shape)
     return tuple(int((at != np.roll(at, 1, axis)).sum()) for axis in range(len(shape)))

@@ -29,12 +29,11 @@ class Mesh:
 
     Rank r is slot r on one host. On several, neighbours along the axis that moves most share a host
     as far as there is room: along "tp", then axes of other names, the last first, then "pp", then
-    "dp". ``slots``: the slot of each rank, if you say it yourself; ``mesh.at`` has it either way.
-
-    A Dask client, or a scheduler's address, is connected to (`tiledask.connect`).
+    "dp". A Dask client, or a scheduler's address, is connected to (`tiledask.connect`).
 
     ``names``: of the axes, if they have any: in a rank function ``rank.group("tp")`` has the ranks
-    along one. Raises PlacementError for a shape or names that no mesh has.
+    along one. ``slots``: the slot of each rank, if you choose it yourself. Raises PlacementError
+    for a shape, names or slots that no mesh has.
     """
 
     cluster: Cluster = field(repr=False)
@@ -59,15 +58,14 @@ class Mesh:
                 f"slots; use a smaller mesh or {cluster.with_slots(ranks)}"
             )
         names = (self.names,) if isinstance(self.names, str) else tuple(self.names or ())
-        right = all(isinstance(name, str) and name for name in names)
-        if names and not (right and len({*names}) == len(names) == len(shape)):
+        named = {name for name in names if isinstance(name, str) and name}
+        if names and not len(named) == len(names) == len(shape):
             raise PlacementError(
                 f"a mesh of shape {shape} takes {len(shape)} different names of its axes, or none; "
                 f"got {self.names!r}"
             )
         at = tuple(self.slots) or arranged(cluster.hosts, shape, heaviest_first(len(shape), names))
-        right = all(is_whole(slot, 0, cluster.slots - 1) for slot in at)
-        if not right or not len({*at}) == len(at) == ranks:
+        if not len({s for s in at if is_whole(s, 0, cluster.slots - 1)}) == len(at) == ranks:
             raise PlacementError(
                 f"slots says a slot of its own for each of the mesh's {ranks} ranks, from 0 to "
                 f"{cluster.slots - 1}; got {at}. Leave it out, and hosts decide"
@@ -100,4 +98,4 @@ class Mesh:
         return self.said(self.shape)
 
     def __repr__(self) -> str:
-        return f"Mesh({self.said(self.shape)})"
+        return f"Mesh({self})"

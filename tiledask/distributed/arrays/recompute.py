@@ -4,15 +4,15 @@
     run 2   they are not all there yet     -> step aside
     run 3   they are                       -> go on with them
 
-A task that waited in its slot instead would keep out the very tasks that it waits for. So that
-Dask still knows how to make a block, a task depends on an anchor of every block it reads past Dask:
-a task of nothing but that block.
+A task that waited in its slot would keep out the very tasks that it waits for. So that Dask still
+knows how to make a block that its owner has let go, a task depends on an anchor of every block it
+reads past Dask: a task of nothing but that block.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from distributed import Future, Reschedule, Worker, get_client, get_worker
@@ -24,7 +24,7 @@ from tiledask.distributed.deadlines import DEADLINE
 from tiledask.plan.products.regions import Region, slices
 from tiledask.tile.backend import aligned, array_namespace
 
-__all__ = ["Wanted", "anchors_of", "recovered"]
+__all__ = ["Wanted", "anchor_of", "recovered"]
 
 _STEP = 0.1  # seconds in the slot per run
 
@@ -35,10 +35,14 @@ _asked: dict[str, dict[Wanted, Future[Any]]] = {}
 """What each task of this worker waits for, as long as somebody waits for the task."""
 
 
-def anchors_of(cluster: Cluster, blocks: Sequence[Future[Any]]) -> list[Future[Any]]:
-    """What keeps Dask able to make each of ``blocks`` again."""
-    held = {slot_of(block): (block,) for block in blocks}
-    return cluster.submit_all(_anchor, held, name=TO_MAKE_AGAIN, beside=True)
+def anchor_of(cluster: Cluster, block: Future[Any]) -> Future[Any]:
+    """What keeps Dask able to make ``block`` again; made once, and let go with it."""
+    known = vars(block)
+    if "anchor" not in known:
+        slot = slot_of(block)
+        known["anchor"] = cluster.submit(slot, _anchor, block, name=TO_MAKE_AGAIN, beside=True)
+    anchor: Future[Any] = known["anchor"]
+    return anchor
 
 
 def _anchor(block: Any) -> None:
@@ -70,15 +74,9 @@ async def _dropped(worker: Worker, task: str) -> None:
 
 
 def _ask(key: str, slot: int, ends: Region) -> Future[Any]:
-    client = get_client()
-    made: Future[Any] = client.submit(
-        _cut,
-        Future(key, client),
-        ends,
-        key=f"lost_part-{secrets.token_hex(16)}",
-        resources={f"beside{slot}": 1},
-        pure=False,
-    )
+    client, name = get_client(), f"lost_part-{secrets.token_hex(16)}"
+    beside = {f"beside{slot}": 1}
+    made: Future[Any] = client.submit(_cut, Future(key, client), ends, key=name, resources=beside)
     return made
 
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators, placements_of
 from tiledask.distributed.cluster.counters import counting
-from tiledask.distributed.deadlines import bounded, seconds_of
-from tiledask.distributed.products.worker import Lent, moves, reads_of, run_stages
+from tiledask.distributed.deadlines import bounded
+from tiledask.distributed.products.worker import moves, reads_of, run_stages
 from tiledask.distributed.transport.blocks import lending
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.traffic import Traffic, collective, redistribution, traffic_of
@@ -42,27 +42,21 @@ def redistribute(
     cluster, at, ranks = array.mesh.cluster, array.mesh.at, array.mesh.ranks
     moved = (traffic_of(ranks, pieces, array.dtype.itemsize) for *_, pieces in plans)
     predicted = sum(moved, Traffic.of(ranks)).on(cluster.hosts, at)
-    stages = [
-        (name.replace("none", "no_move"), [moves(*plan, rank, array.dtype.name, cluster.backend)
-                                           for rank in range(ranks)])
-        for plan in plans
-    ]  # fmt: skip
+    name_of_tasks, type_of = name.replace("none", "no_move"), (array.dtype.name, cluster.backend)
+    stages = [(name_of_tasks, moves(*plan, *type_of)) for plan in plans]
     cluster.wait(array.blocks, f"the blocks of {array!r}", timeout)
-    with (
-        lending(cluster) as lender,
-        counting(cluster, timeout, [lender.lends([array.blocks])], [lender.ends]) as counted,
-    ):
-        tickets = [counted.first[slot][0][0] for slot in at]
-        lent = {"partial": Lent(array.blocks, tickets, lambda: array.anchors)}
-        what, left = f"{name} of {array!r}", lambda: seconds_of(timeout)
-        blocks = run_stages(lender, at, stages, lent, what, left)
+    with lending(cluster) as lender:
+        first = [lender.lends([array.blocks])]
+        with counting(cluster, timeout, first, [lender.ends]) as counted:
+            lent = {"partial": (array.blocks, [counted.first[slot][0][0] for slot in at])}
+            blocks = run_stages(lender, at, stages, lent, f"{name} of {array!r}", timeout)
     return ShardedArray(
         array.mesh,
         target,
         array.dtype,
         tuple(blocks),
         name,
-        traffic=Both(predicted, counted.moved(cluster.slots, reads_of(counted))),
+        Both(predicted, counted.moved(cluster.slots, reads_of(counted))),
         seconds=counted.seconds,
     )
 
@@ -75,13 +69,11 @@ def _reduced(source: Tiling, target: Tiling) -> Tiling | None:
     """
     taken = {p.dim for p in (*source.placements, *target.placements) if isinstance(p, Shard)}
     free = [d for d in range(len(source.shape)) if d not in taken]
-    halfway = list(target.placements)
-    for axis, (old, new) in enumerate(zip(source.placements, target.placements, strict=True)):
-        if isinstance(old, Partial) and isinstance(new, Replicate):
-            if not free:
-                return None
-            halfway[axis] = Shard(max(free, key=lambda d: source.shape[d]))
-    return None if halfway == list(target.placements) else source.replaced(*halfway)
+    pairs = [*zip(source.placements, target.placements, strict=True)]
+    if not free or (Partial(), Replicate()) not in pairs:
+        return None
+    part = Shard(max(free, key=lambda d: source.shape[d]))
+    return source.replaced(*(part if p == (Partial(), Replicate()) else p[1] for p in pairs))
 
 
 operators["redistribute"] = redistribute

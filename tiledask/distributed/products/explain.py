@@ -20,19 +20,13 @@ from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, product_seconds
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms
-from tiledask.plan.products.product_plan import PANEL, RUNTIME, ProductPlan
-from tiledask.plan.products.traffic import Traffic
+from tiledask.plan.products.product_plan import PANEL, RUNTIME
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import accumulator
 
-__all__ = ["CACHE", "Choice", "Explanation", "ProductQuestion", "refusal"]
+__all__ = ["Choice", "Explanation", "ProductQuestion", "refusal"]
 
-RANKS = 64
-"""The most ranks of a mesh that a refusal tries: of more, planning takes longer than one waits for
-an error."""
-CACHE = 64
-"""Plans, and answers, that are kept."""
 ALIKE = 1.02
 """How much longer what is as good as the fastest may take."""
 
@@ -43,16 +37,16 @@ class Choice:
 
     algorithm: str
     options: str = ""
-    plan: ProductPlan | None = None
-    """None if it cannot multiply these operands; ``why_not`` says why."""
+    plan: Any = None
+    """A ProductPlan; None if it cannot multiply these operands, and ``why_not`` says why."""
     why_not: str = ""
     total: int = 0
     """Bytes that move between ranks, all together."""
     received: int = 0
     """Bytes that reach the rank that receives most."""
     messages: int = 0
-    traffic: Traffic | None = None
-    ledger: Ledger | None = None
+    traffic: Any = None
+    ledger: Any = None
     """What every rank holds, operands and result included."""
     fits: bool = False
     same_mesh: bool = False
@@ -82,10 +76,7 @@ class Explanation(Printable):
     """How parts of blocks get from worker to worker, and why so."""
 
     def __getitem__(self, algorithm: str) -> Choice:
-        for choice in self.choices:
-            if choice.algorithm == algorithm:
-                return choice
-        raise KeyError(f"{algorithm!r}; there are {', '.join(c.algorithm for c in self.choices)}")
+        return {choice.algorithm: choice for choice in self.choices}[algorithm]
 
     @property
     def table(self) -> Table:
@@ -98,14 +89,11 @@ class Explanation(Printable):
         mark = "→" if c.algorithm == self.chosen else ""
         if c.plan is None:
             return mark, c.algorithm, *("—",) * 5, "not as they lie"
-        notes = [c.options] if c.options else []
-        if not c.fits:
-            notes.append("does not fit")
-        elif not c.same_mesh:
-            notes.append(f"C on {'x'.join(map(str, c.plan.result.mesh))}")
+        elsewhere = "" if c.same_mesh else f"C on {'x'.join(map(str, c.plan.result.mesh))}"
+        notes = ", ".join(filter(None, (c.options, elsewhere if c.fits else "does not fit")))
         sizes = format_bytes(c.received), format_bytes(c.total), f"{c.messages}"
         cost = format_bytes(c.peak), format_seconds(c.seconds) if c.busy else "—"
-        return mark, c.algorithm, *sizes, *cost, ", ".join(notes)
+        return mark, c.algorithm, *sizes, *cost, notes
 
     def to_dict(self) -> dict[str, Any]:
         """The same in bytes and seconds, for programs."""
@@ -132,7 +120,10 @@ class Explanation(Printable):
 
 @dataclass(frozen=True)
 class ProductQuestion:
-    """How to multiply: all that the answer follows from, but the bytes that a rank may hold."""
+    """How to multiply: all that the answer follows from, but the bytes that a rank may hold.
+
+    Without ``rates`` nothing has times; ``algorithm`` and ``panel`` if they were asked for.
+    """
 
     a: Tiling
     b: Tiling
@@ -141,11 +132,8 @@ class ProductQuestion:
     tile: Any = None
     transport: str = "memory"
     rates: MachineRates | None = None
-    """Without them nothing has times."""
     algorithm: str | None = None
-    """The only one, if it was asked for by name."""
     panel: int | None = None
-    """The extent of its panels, if it was asked for."""
 
     def weigh(self, allowed: int) -> Explanation:
         """Every algorithm, and the one to take, where a rank may hold ``allowed`` bytes."""
@@ -206,7 +194,7 @@ class ProductQuestion:
         return f"{'' if seconds < alone else 'Not worth distributing: '}{words}".capitalize()
 
 
-@lru_cache(CACHE)
+@lru_cache(64)
 def _in_plenty(question: ProductQuestion) -> Explanation:
     """What `weigh` finds in any amount of memory."""
     return question.weigh(sys.maxsize)
@@ -224,7 +212,7 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     fastest = min(c.seconds for c in fitting)
     alike = [c for c in fitting if c.seconds <= ALIKE * fastest]
     # of equally fast ones, what leaves C cut as A is, and then what needs least memory
-    moved = {c: c.plan and c.plan.result.placements != c.plan.a.placements for c in alike}
+    moved = {c: c.plan.result.placements != c.plan.a.placements for c in alike}
     best = min(alike, key=lambda c: (moved[c], c.peak))
     if not best.busy:
         return best.algorithm, ""  # without rates there are no times to compare
@@ -238,39 +226,21 @@ def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tupl
     )
 
 
-# -- what would fit instead; each way out is planned before it is named ---------------------------
-
-
 def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Exception:
     """Why nothing that was ``found`` of a question is chosen: a DoesNotFitError with what would fit
     instead; a PlacementError where memory is not what is wrong."""
-    a, b, only = question.a, question.b, question.algorithm
-    able = [c for c in found.choices if c.plan is not None and (c.same_mesh or only)]
+    only, ways = question.algorithm, list[str]()
+    able = [c for c in found.choices if c.plan and (c.same_mesh or only)]
     if not able:
         return PlacementError(found.choices[-1].why_not)
     least = min(able, key=lambda c: c.peak)
-    ways = []
     if only or question.panel:
-        others = (replace(question, algorithm=n, panel=None) for n in algorithms if n != only)
-        fitting = (other.algorithm for other in others if other.weigh(room.bytes).chosen)
+        others = replace(question, algorithm=None, panel=None).weigh(room.bytes).choices
+        fitting = (c.algorithm for c in others if c.fits and c.algorithm != only)
         ways += [f"algorithm={name!r}" for name in fitting][:1]
-    elements = sum(map(prod, (a.shape, b.shape, (*a.shape[:-1], *b.shape[1:]))))
-    for factor in (2, 4, 8, 16, 32):
-        mesh, ranks, allowed = (factor * a.mesh[0], *a.mesh[1:]), factor * a.ranks, room.bytes
-        if a.mesh != b.mesh or ranks > max(RANKS, 2 * a.ranks):
-            break
-        A, B = (Tiling(t.shape, mesh, t.placements) for t in (a, b))
-        wider = replace(question, a=A, b=B, rates=None)
-        least_held = RUNTIME + elements * question.dtype.itemsize // ranks
-        if least_held <= allowed and wider.weigh(allowed).chosen:
-            by, this = ("x".join(map(str, shape)) for shape in (mesh, a.mesh))
-            ways.append(f"a mesh of {by} ranks (this is {this})")
-            break
-    if more := room.raised(least.peak):
-        ways.append(more)
+    ways.append(room.raised(least.peak) or "more ranks, or operands in files, td.open_array")
     return DoesNotFitError(
-        f"no plan of A {a.shape} @ B {b.shape} fits: {least.algorithm}"
-        f"{', ' + least.options if least.options else ''} needs least, "
-        f"{format_bytes(least.peak)} on a rank, allowed are {room}. What would fit: "
-        f"{'; or '.join(ways) or 'operands in files, td.open_array'}"
+        f"no plan of A {question.a.shape} @ B {question.b.shape} fits: {least.algorithm}"
+        f"{', ' + least.options if least.options else ''} needs least, {format_bytes(least.peak)} "
+        f"on a rank, allowed are {room}. What would fit: {'; or '.join(ways)}"
     )

@@ -7,35 +7,20 @@ transport/        parts of blocks from worker to worker         memory, messages
 """
 
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.counters import Counted, counting
+from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.progress import Progress, announced, ended, watching
 from tiledask.distributed.cluster.room import as_room, asks_room, room_of
-from tiledask.distributed.deadlines import bounded, seconds_of
-from tiledask.distributed.products.explain import (
-    CACHE,
-    Choice,
-    Explanation,
-    ProductQuestion,
-    refusal,
-)
+from tiledask.distributed.deadlines import bounded
+from tiledask.distributed.products.explain import Choice, Explanation, ProductQuestion, refusal
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
-from tiledask.distributed.products.worker import (
-    Lent,
-    RankWork,
-    multiplies,
-    reads_of,
-    run_stages,
-    sums,
-)
+from tiledask.distributed.products.worker import product_stages, reads_of, run_stages
 from tiledask.distributed.transport.blocks import lending, said_of, transport_of
 from tiledask.errors import PlacementError
 from tiledask.plan.products.product import algorithms, moves_nothing
@@ -103,13 +88,12 @@ def matmul(
             f"a product of sharded arrays has no {', '.join(elsewhere)}: out and cluster are for "
             f"files, td.open_array(path)"
         )
-    deadline = time.monotonic() + seconds_of(timeout)
     question = _question(a, b, kernel, algorithm, panel, tile)
     if algorithm is None and moves_nothing(a.tiling, b.tiling):
         question = replace(question, algorithm="local")
     elif algorithm is None:  # one algorithm's time is worth no measuring
         question = replace(question, rates=rates_of(a.mesh.cluster, a.dtype))
-    return _multiply(a, b, question, memory_limit, progress, deadline)
+    return _multiply(a, b, question, memory_limit, progress, timeout)
 
 
 def explain(
@@ -182,33 +166,18 @@ def _of_other_arrays(a: Any, b: Any) -> Callable[..., Any] | None:
         return multiply_stored
     dask_array = sys.modules.get("dask.array")
     if dask_array and any(isinstance(x, dask_array.Array) for x in (a, b)):
-        from tiledask.distributed.products import lazy
+        from tiledask.distributed.products.lazy import multiply
 
-        return lazy.multiply
+        return multiply
     return None
 
 
 # -- running a plan ------------------------------------------------------------------------------
 
 
-@lru_cache(CACHE)
-def _stages(choice: Choice, dtype: str, backend: str) -> list[tuple[str, list[RankWork]]]:
-    """Names of tasks and each rank's work: one; where k is shared out a second, that sums."""
-    plan = choice.plan
-    assert plan is not None  # what cannot run is never chosen
-    kinds = [(f"multiply_{choice.algorithm}", multiplies), ("reduce_scatter", sums)]
-    return [
-        (name, [make(plan, rank, dtype, backend) for rank in range(plan.ranks)])
-        for name, make in kinds[: 1 + plan.sums]
-    ]
-
-
 def _page(choice: Choice) -> dict[str, Any]:
     """What the dashboard's page shows of a product that begins."""
-    plan, ledger, traffic = choice.plan, choice.ledger, choice.traffic
-    assert plan is not None
-    assert ledger is not None
-    assert traffic is not None
+    plan = choice.plan
     a, b = ("x".join(f"{n:,}" for n in tiling.shape) for tiling in (plan.a, plan.b))
     return {
         "kind": "product",
@@ -216,8 +185,8 @@ def _page(choice: Choice) -> dict[str, Any]:
         "facts": {"product": f"{a} @ {b}", "algorithm": f"{choice.algorithm} {choice.options}"},
         "predicted": {
             "panels": [len(mine) for mine in plan.panels],
-            "received": list(traffic.received),
-            "memory": list(ledger.per_place.values()),
+            "received": list(choice.traffic.received),
+            "memory": list(choice.ledger.per_place.values()),
             "seconds": choice.seconds if choice.busy else None,
             "busy": list(choice.busy) or None,
         },
@@ -230,87 +199,62 @@ def _multiply(
     question: ProductQuestion,
     memory_limit: int | str | None,
     progress: Progress,
-    deadline: float,
+    timeout: float | None,
 ) -> ShardedArray:
-    """C, once its ranks are done."""
-    cluster, slots = a.mesh.cluster, a.mesh.at
-    arrays, operands = [a.blocks, b.blocks], [*a.blocks, *b.blocks]
-
-    def left() -> float:
-        return max(0.1, deadline - time.monotonic())
-
-    cluster.wait(operands, f"the operands of {a.shape} @ {b.shape}", left())
-    with (
-        lending(cluster) as lender,
-        counting(
-            cluster,
-            left(),
-            first=[lender.lends(arrays), asks_room(cluster, arrays)],
-            last=[lender.ends],
-        ) as counted,
-    ):
-        tickets, rules = zip(*counted.first, strict=True)
-        room = as_room(rules, memory_limit, slots)
-        found = question.remembered(room.bytes)
-        if not found.chosen:
-            raise refusal(found, room, question)
-        choice = found[found.chosen]
-        what, page = f"{choice.algorithm} product {a.shape} @ {b.shape}", _page(choice)
-        sizes = zip(slots, a.block_bytes, b.block_bytes, strict=True)
-        before = [
-            (rank, {"resident": of_a + of_b, "held": counted.held[slot]})
-            for rank, (slot, of_a, of_b) in enumerate(sizes)
-        ]
-        with (
-            announced(cluster, lender.name, **page, counted=before) as on_page,
-            watching(progress, lender.name, page["predicted"]["panels"], what, cluster),
-        ):
-            lent = {
-                "A": Lent(a.blocks, [tickets[slot][0] for slot in slots], lambda: a.anchors),
-                "B": Lent(b.blocks, [tickets[slot][1] for slot in slots], lambda: b.anchors),
-            }
-            how = question.kernel, question.tile, on_page
-            stages = _stages(choice, a.dtype.name, cluster.backend)
-            blocks = run_stages(lender, slots, stages, lent, what, left, how)
-    return _counted(a, b, choice, blocks, counted, lender.name if on_page else "")
-
-
-def _counted(
-    a: ShardedArray,
-    b: ShardedArray,
-    choice: Choice,
-    blocks: Sequence[Any],
-    counted: Counted,
-    on_page: str,
-) -> ShardedArray:
-    """C, with what was predicted and what the workers counted."""
-    mesh, cluster, slots, plan = a.mesh, a.mesh.cluster, a.mesh.at, choice.plan
-    assert plan is not None
-    assert choice.traffic is not None
-    if plan.result.mesh != mesh.shape:
-        mesh = Mesh(cluster, plan.result.mesh, slots=slots)
-    measured = counted.moved(cluster.slots, reads_of(counted))
-    traffic = Both(choice.traffic.on(cluster.hosts, slots), measured)
-    memory = Both(choice.ledger, counted.ledger({"A": a.block_bytes, "B": b.block_bytes}, slots))
-    if on_page:
-        received = traffic.measured and traffic.measured.received
-        peaks = memory.measured and list(memory.measured.per_place.values())
-        lanes = []
-        for rank, slot in enumerate(slots):
-            numbers = {"received": received and received[slot], "memory": peaks and peaks[rank]}
-            lanes.append((rank, numbers | {"seconds": counted.seconds}))
-        ended(cluster, on_page, lanes)
-    return ShardedArray(
+    """C, once its ranks are done, with what was predicted and what the workers counted."""
+    cluster, slots, arrays = a.mesh.cluster, a.mesh.at, [a.blocks, b.blocks]
+    cluster.wait([*a.blocks, *b.blocks], f"the operands of {a.shape} @ {b.shape}", timeout)
+    with lending(cluster) as lender:
+        first = [lender.lends(arrays), asks_room(cluster, arrays)]
+        with counting(cluster, timeout, first, [lender.ends]) as counted:
+            tickets, rules = zip(*counted.first, strict=True)
+            room = as_room(rules, memory_limit, slots)
+            found = question.remembered(room.bytes)
+            if not found.chosen:
+                raise refusal(found, room, question)
+            choice = found[found.chosen]
+            what, page = f"{choice.algorithm} product {a.shape} @ {b.shape}", _page(choice)
+            sizes = zip(slots, a.block_bytes, b.block_bytes, strict=True)
+            before = [
+                (rank, {"resident": sum(blocks), "held": counted.held[slot]})
+                for rank, (slot, *blocks) in enumerate(sizes)
+            ]
+            with (
+                announced(cluster, lender.name, **page, counted=before) as on_page,
+                watching(progress, lender.name, page["predicted"]["panels"], what, cluster),
+            ):
+                of_a, of_b = zip(*(tickets[slot] for slot in slots), strict=True)
+                lent = {"A": (a.blocks, of_a), "B": (b.blocks, of_b)}
+                stages = product_stages(choice.plan, a.dtype.name, cluster.backend)
+                how = question.kernel, question.tile, on_page
+                made = run_stages(lender, slots, stages, lent, what, timeout, how)
+    mesh, result = a.mesh, choice.plan.result
+    if result.mesh != mesh.shape:
+        mesh = Mesh(cluster, result.mesh, slots=slots)
+    moved = counted.moved(cluster.slots, reads_of(counted))
+    c = ShardedArray(
         mesh,
-        plan.result,
+        result,
         a.dtype,
-        tuple(blocks),
-        plan.algorithm,
-        traffic=traffic,
-        memory=memory,
-        seconds=counted.seconds,
-        tiles=TileCount.of(tiles for (found,) in counted.last for tiles in found.tiles),
+        tuple(made),
+        choice.algorithm,
+        Both(choice.traffic.on(cluster.hosts, slots), moved),
+        Both(choice.ledger, counted.ledger({"A": a.block_bytes, "B": b.block_bytes}, slots)),
+        counted.seconds,
+        TileCount.of(tiles for (found,) in counted.last for tiles in found.tiles),
     )
+    if on_page:
+        ended(cluster, lender.name, _lanes(c) if c.traffic.measured else ())
+    return c
+
+
+def _lanes(c: ShardedArray) -> list[tuple[int, dict[str, Any]]]:
+    """What the page shows of each rank of a product that is done."""
+    received, peaks = c.traffic.measured.received, [*c.memory.measured.per_place.values()]
+    return [
+        (rank, {"received": received[slot], "memory": peaks[rank], "seconds": c.seconds})
+        for rank, slot in enumerate(c.mesh.at)
+    ]
 
 
 operators["@"] = matmul

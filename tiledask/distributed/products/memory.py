@@ -81,11 +81,10 @@ def _messages(plan: ProductPlan, rank: int, size: int, wide: int) -> list[Row]:
     words = "a part per reader, cut and packed, and one that arrives"
     rows = []
     for moment, pieces, each in (("product", plan.fetched, size), ("sum", plan.summed, wide)):
-        sent = ([p.size for p in mine if p.source == rank] for mine in pieces)
-        out = sum(max(mine, default=0) for mine in sent)
-        come = max((p.size for p in pieces[rank]), default=0)
-        if total := 2 * (out + come) * each:
-            if moment == "sum":
-                total = min(total, SUM_BYTES["comm"] * plan.ranks * 2)
+        sent = (max((p.size for p in mine if p.source == rank), default=0) for mine in pieces)
+        total = 2 * (sum(sent) + max((p.size for p in pieces[rank]), default=0)) * each
+        if moment == "sum":
+            total = min(total, SUM_BYTES["comm"] * plan.ranks * 2)
+        if total:
             rows.append(Row(rank, "messages", moment, total, words))
     return rows

@@ -10,11 +10,8 @@ __all__ = ["check_kernel", "check_types"]
 
 
 def check_kernel(kernel: str, arrays: str) -> None:
-    """None if ``kernel`` multiplies ``arrays``, "numpy" or "cupy", which is what the workers hold.
-
-    Whether their GPUs are new enough for it only they can say, and they do at the first product.
-    Raises KernelError otherwise, and for an unknown kernel.
-    """
+    """Raise KernelError for an unknown kernel, and for one that does not multiply ``arrays``,
+    "numpy" or "cupy", which is what the workers hold."""
     takes = lookup(kernel).arrays
     if takes == arrays or kernel == "blas":
         return
@@ -29,11 +26,7 @@ def check_kernel(kernel: str, arrays: str) -> None:
 def check_types(
     a: Any, b: Any, kernel: str, names: tuple[str, str] = ("A", "B"), convert: str = "convert"
 ) -> None:
-    """None if ``a`` and ``b``, the types of two arrays, are one that ``kernel`` takes.
-
-    Raises PlacementError, which calls them by ``names`` and says how to ``convert`` one, and
-    KernelError for an unknown kernel.
-    """
+    """Raise PlacementError unless the types of two arrays are one that ``kernel`` takes."""
     found, (x, y) = lookup(kernel), names
     if a == b and a.name in found.dtypes:
         return

@@ -12,15 +12,15 @@ Panels are multiplied in their order, whatever arrives when: the same plan gives
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 
-from tiledask.plan.products.regions import Region, within
+from tiledask.plan.products.regions import Region, overlap, within
 from tiledask.tile import TileTraffic
 from tiledask.tile.backend import namespace, on_device
 from tiledask.tile.product import accumulate
@@ -37,30 +37,29 @@ T = TypeVar("T")
 def prefetched(
     panels: Iterable[P], fetch: Callable[[P, Any], T], buffers: Sequence[Any]
 ) -> Iterator[Iterator[T]]:
-    """What ``fetch(panel, buffer)`` gives for each panel, in order; the first are fetched at once.
-
-    As many panels as there are buffers are fetched ahead; the buffer of one is used again when
-    the caller asks for the next.
+    """What ``fetch(panel, buffer)`` gives for each panel, in order, as many fetched ahead as there
+    are buffers; the buffer of one is used again when the caller asks for the next.
 
     >>> with prefetched([3, 4, 5], lambda panel, buffer: buffer + str(panel), "xy") as coming:
     ...     list(coming)
     ['x3', 'y4', 'x5']
     """
-    ahead = iter(panels)
+    ahead, fetching = iter(panels), deque[tuple[Future[T], Any]]()
     with ThreadPoolExecutor(1, "fetch") as thread:
-        fetching = deque(
-            (thread.submit(fetch, panel, buffer), buffer)
-            for buffer, panel in zip(buffers, ahead, strict=False)
-        )
+
+        def begin(buffer: Any) -> None:
+            for panel in islice(ahead, 1):
+                fetching.append((thread.submit(fetch, panel, buffer), buffer))
 
         def each() -> Iterator[T]:
             while fetching:
                 future, buffer = fetching.popleft()
                 yield future.result()
                 del future  # on a GPU it holds memory that the next panel takes
-                for following in islice(ahead, 1):
-                    fetching.append((thread.submit(fetch, following, buffer), buffer))
+                begin(buffer)
 
+        for buffer in buffers:
+            begin(buffer)
         try:
             yield each()
         finally:
@@ -84,16 +83,17 @@ def multiply_pieces(
     """
     lead, loaded = len(a[0][0]) - 1, list[TileTraffic | None]()
     with on_device(a[0][1]):
-        for strip in strips:
-            for region_a, x in _cut(a, (*strip[:lead], None)):
-                for region_b, y in _cut(b, (None, *strip[lead:])):
-                    z = c[place_in((*region_a[:-1], *region_b[1:]), region)]
-                    if y.ndim == 1:
-                        y, z = y[:, None], z[..., None]
-                    if x.ndim == 1:
-                        x, z = x[None], z[None]
-                    for part, there in _matrices(x, z):
-                        loaded.append(accumulate(part, y, there, kernel, tile, beta=float(adds)))
+        for strip, (of_a, x), (of_b, y) in product(strips, a, b):
+            if (part := overlap((*of_a[:-1], *of_b[1:]), strip)) is None:
+                continue
+            left = x[place_in((*part[:lead], of_a[-1]), of_a)]
+            right, z = y[place_in((of_b[0], *part[lead:]), of_b)], c[place_in(part, region)]
+            if y.ndim == 1:
+                right, z = right[:, None], z[..., None]
+            if x.ndim == 1:
+                left, z = left[None], z[None]
+            for rows, there in _matrices(left, z):
+                loaded.append(accumulate(rows, right, there, kernel, tile, beta=float(adds)))
     finish(c)
     return loaded
 
@@ -108,17 +108,6 @@ def finish(x: Any) -> None:
     if not isinstance(x, np.ndarray):
         with x.device:
             namespace("cupy").cuda.get_current_stream().synchronize()
-
-
-def _cut(pieces: Held, ends: tuple[Any, ...]) -> Iterator[tuple[Region, Any]]:
-    """Views of pieces within ``ends``, (start, stop) per dimension or None for all of it."""
-    for region, x in pieces:
-        both = tuple(
-            own if limits is None else (max(own[0], limits[0]), min(own[1], limits[1]))
-            for own, limits in zip(region, ends, strict=True)
-        )
-        if all(start < stop for start, stop in both):
-            yield both, x[within(both, region)]
 
 
 def _matrices(x: Any, c: Any) -> Iterator[tuple[Any, Any]]:

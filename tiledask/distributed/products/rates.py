@@ -33,13 +33,11 @@ def rates_of(cluster: Cluster, dtype: Any) -> MachineRates:
 
 
 def _measure(cluster: Cluster, dtype: str) -> MachineRates:
-    transport = transport_of(cluster)
+    backend, transport = cluster.backend, transport_of(cluster)
     with lending(cluster) as lender:
-        tickets = cluster.run(_prepare, lender.name, cluster.backend)
-        given = {
-            slot: (lender.name, transport, ticket, dtype, cluster.backend)
-            for slot, ticket in enumerate([*tickets[1:], tickets[0]])
-        }
+        tickets = cluster.run(_prepare, lender.name, backend)
+        neighbours = enumerate([*tickets[1:], tickets[0]])
+        given = {slot: (lender.name, transport, of, dtype, backend) for slot, of in neighbours}
         jobs = cluster.submit_all(_try, given, name="measure_rates")
         found = cluster.gather(jobs, "measuring rates", 60.0, cancel=True)
         lender.end()
@@ -49,7 +47,7 @@ def _measure(cluster: Cluster, dtype: str) -> MachineRates:
     cluster.wait(empty, "empty tasks", cancel=True)
     task = (perf_counter() - begun) / _TASKS
     middle = {key: median(one[key] for one in found) for key in found[0]}
-    free = cluster.backend == "cupy" or cluster.slots < CPU_COUNT
+    free = backend == "cupy" or cluster.slots < CPU_COUNT
     return MachineRates(**middle, task=task, request=request, overlapped=free)
 
 

@@ -5,7 +5,7 @@ sum        C = sum of the ranks' partial sums          where k is shared out, in
 move       C = the pieces of another tiling            what `redistribute` does
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pickle import dumps, loads
 from time import time
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from distributed import Future
 
-from tiledask.distributed.arrays.recompute import anchors_of
+from tiledask.distributed.arrays.recompute import anchor_of
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.cluster.counters import Counted
@@ -35,10 +35,7 @@ from tiledask.plan.products.traffic import Piece
 from tiledask.tile import TileCount, TileTraffic, accumulator, as_dtype
 from tiledask.tile.backend import namespace, synchronize
 
-__all__ = [
-    *("SUM_BYTES", "Lent", "RankWork", "moves", "multiplies", "reads_of", "run_stages"),
-    *("summed_in", "sums"),
-]
+__all__ = ["SUM_BYTES", "moves", "product_stages", "reads_of", "run_stages", "summed_in"]
 
 SUM_BYTES = {"memory": 2**20, "mixed": 2**20, "comm": 2**20, "ipc": 2**25}
 """Bytes of a partial sum that are fetched at a time for the sum: they stay in cache."""
@@ -60,7 +57,7 @@ def summed_in(dtype: np.dtype, arrays: str, panels: int, sums: bool) -> np.dtype
 
 
 class RankWork(NamedTuple):
-    """What one rank does that follows from shapes alone: equal products need it once."""
+    """What one rank does."""
 
     rank: int
     tilings: dict[str, Tiling]
@@ -78,59 +75,58 @@ class RankWork(NamedTuple):
 
     def reads(self) -> Iterator[tuple[str, Piece]]:
         """(array, piece) of all that it reads of other ranks' blocks."""
-        pieces = [("partial", piece) for piece in self.addends]
+        named = [("partial", self.addends)]
         for panel in self.panels:
-            pieces += [("A", piece) for piece in panel.a] + [("B", piece) for piece in panel.b]
-        return (each for each in pieces if each[1].source != self.rank)
+            named += ("A", panel.a), ("B", panel.b)
+        return ((name, p) for name, pieces in named for p in pieces if p.source != self.rank)
 
 
-def multiplies(plan: ProductPlan, rank: int, dtype: str, backend: str) -> RankWork:
-    """The rank's panels; of its own part only what other ranks add up, if it adds it itself."""
-    region, panels = plan.work.regions[rank], plan.panels[rank]
-    own_last = plan.sums_in_place
-    strips = tuple(around(region, plan.result.regions[rank])) if own_last else (region,)
-    wide = summed_in(as_dtype(dtype), backend, len(panels), plan.sums).name
-    types = dtype, wide, wide if plan.sums else dtype
-    return RankWork(rank, {"A": plan.a, "B": plan.b}, region, strips, panels, (), types, backend)
+Stage = tuple[str, list[RankWork]]
+"""The name of its tasks, and the work by rank."""
 
 
-def sums(plan: ProductPlan, rank: int, dtype: str, backend: str) -> RankWork:
-    """The sum of the rank's part of C: its own product last where that is added in place."""
-    region, own_last = plan.result.regions[rank], plan.sums_in_place
-    panels = plan.panels[rank] if own_last else ()
-    addends = plan.summed[rank] if own_last else plan.partials[rank]
-    others = any(piece.source != rank for piece in addends)
-    types = dtype, summed_in(as_dtype(dtype), backend, len(panels), others).name, dtype
-    tilings = {"A": plan.a, "B": plan.b, "partial": plan.work}
-    return RankWork(rank, tilings, region, (region,), panels, addends, types, backend)
+def product_stages(plan: ProductPlan, dtype: str, backend: str) -> list[Stage]:
+    """What the ranks of a product do: multiply, and where k is shared out, add up partial sums.
+
+    Where these are added in place, a rank multiplies first what others add up, and its own part of
+    C last, on top of the others' sums.
+    """
+    in_place, multiply, add_up = plan.sums_in_place, list[RankWork](), list[RankWork]()
+    tilings = {"A": plan.a, "B": plan.b}
+    for rank, (region, part) in enumerate(zip(plan.work.regions, plan.result.regions, strict=True)):
+        panels = plan.panels[rank]
+        wide = summed_in(as_dtype(dtype), backend, len(panels), plan.sums).name
+        types = dtype, wide, wide if plan.sums else dtype
+        strips = tuple(around(region, part)) if in_place else (region,)
+        multiply.append(RankWork(rank, tilings, region, strips, panels, (), types, backend))
+        if plan.sums:
+            addends, panels = (plan.summed[rank], panels) if in_place else (plan.partials[rank], ())
+            others = any(piece.source != rank for piece in addends)
+            wide = summed_in(as_dtype(dtype), backend, len(panels), others).name
+            types, every = (dtype, wide, dtype), tilings | {"partial": plan.work}
+            add_up.append(RankWork(rank, every, part, (part,), panels, addends, types, backend))
+    stages = [(f"multiply_{plan.algorithm}", multiply)]
+    return [*stages, ("reduce_scatter", add_up)] if plan.sums else stages
 
 
 def moves(
-    source: Tiling, target: Tiling, pieces: Iterable[Piece], rank: int, dtype: str, backend: str
-) -> RankWork:
-    """The rank's block under another tiling: its pieces, those for the same place added."""
-    mine, tilings = tuple(p for p in pieces if p.destination == rank), {"partial": source}
-    return RankWork(rank, tilings, target.regions[rank], (), (), mine, (dtype,) * 3, backend)
-
-
-class Lent(NamedTuple):
-    """An array that ranks read of, by rank."""
-
-    blocks: Sequence[Future[Any]]
-    tickets: Sequence[Ticket]
-    anchors: Callable[[], Sequence[Future[Any]]]
-    """What keeps Dask able to make its blocks again (arrays/recompute.py)."""
+    source: Tiling, target: Tiling, pieces: Sequence[Piece], dtype: str, backend: str
+) -> list[RankWork]:
+    """Each rank's block under another tiling: its pieces, those for the same place added."""
+    types, made = (dtype,) * 3, list[RankWork]()
+    for rank, region in enumerate(target.regions):
+        mine = tuple(p for p in pieces if p.destination == rank)
+        made.append(RankWork(rank, {"partial": source}, region, (), (), mine, types, backend))
+    return made
 
 
 class _Call(NamedTuple):
-    """What a rank needs to know of one product."""
+    """What ranks need to know of one product."""
 
     exchange: str
     transport: str
-    own: tuple[str, ...]
-    """The arrays of which it is given its own block."""
     tickets: dict[tuple[str, int], Ticket]
-    """By (array, rank), of the blocks that it reads."""
+    """By (array, rank), of the blocks that a rank reads."""
     kernel: str
     tile: Any
     on_page: bool
@@ -140,34 +136,32 @@ class _Call(NamedTuple):
 def run_stages(
     lender: Lender,
     slots: Sequence[int],
-    stages: Sequence[tuple[str, Sequence[RankWork]]],
-    lent: dict[str, Lent],
+    stages: Sequence[Stage],
+    lent: Mapping[str, tuple[Sequence[Future[Any]], Sequence[Ticket]]],
     what: str,
-    left: Callable[[], float],
+    timeout: float | None,
     how: tuple[str, Any, bool] = ("blas", None, False),
 ) -> list[Future[Any]]:
     """By rank, the blocks that the last of the ``stages``, (name of its tasks, work by rank), made.
 
-    ``lent`` are "A", "B" and "partial": what one stage leaves are the partial sums of the next.
-    ``how``: the kernel, its tile, and whether the page shows it.
+    ``lent`` are "A", "B" and "partial", blocks and tickets by rank: what one stage leaves are the
+    partial sums of the next. ``how``: the kernel, its tile, and whether the page shows it.
     """
     cluster, blocks = lender.cluster, list[Future[Any]]()
     for name, works in stages:
         if blocks:
-            tickets = [by_slot[0] for by_slot in lender.lend([blocks], left())]
-            of_last = [tickets[slot] for slot in slots]
-            lent["partial"] = Lent(blocks, of_last, partial(anchors_of, cluster, blocks))
-        anchors, args = dict[str, Sequence[Future[Any]]](), dict[int, Sequence[Any]]()
+            tickets = [by_slot[0] for by_slot in lender.lend([blocks], timeout)]
+            lent = {**lent, "partial": (blocks, [tickets[slot] for slot in slots])}
+        args = dict[int, Sequence[Any]]()
         for rank, (slot, work) in enumerate(zip(slots, works, strict=True)):
             reads = sorted({(array, piece.source) for array, piece in work.reads()})
-            for array, _ in reads:
-                anchors[array] = anchors.get(array) or lent[array].anchors()
-            held = {(array, source): lent[array].tickets[source] for array, source in reads}
-            call = _Call(lender.name, lender.transport, tuple(lent), held, *how)
-            own = [array.blocks[rank] for array in lent.values()]
-            args[slot] = dumps((work, call)), *own, *(anchors[a][source] for a, source in reads)
+            held = {(array, source): lent[array][1][source] for array, source in reads}
+            call = _Call(lender.name, lender.transport, held, *how)
+            own = [mine[rank] for mine, _ in lent.values()]
+            kept = [anchor_of(cluster, lent[array][0][source]) for array, source in reads]
+            args[slot] = dumps((work, call)), *own, *kept
         blocks = cluster.submit_all(_run_rank, args, name=name)
-        cluster.wait(blocks, what, left(), cancel=True)
+        cluster.wait(blocks, what, timeout, cancel=True)
     lender.close()
     return blocks
 
@@ -181,11 +175,11 @@ def reads_of(counted: Counted) -> list[tuple[int, int, int]]:
 def _run_rank(given: bytes, *own: Any) -> Any:
     """The block of C, or a partial sum of it, that a rank makes.
 
-    ``given`` is a RankWork and a _Call, pickled: the scheduler need not look into them. Its own
-    blocks come first, and then what only says what this task depends on.
+    ``given`` is a RankWork and a _Call, pickled: the scheduler need not look into them. After its
+    ``own`` blocks, in the order of the tilings, come anchors.
     """
     work, call = loads(given)
-    rank = _Rank(work, call, dict(zip(call.own, own, strict=False)))
+    rank = _Rank(work, call, dict(zip(work.tilings, own, strict=False)))
     try:
         return rank.result()
     except LoanLostError:
@@ -208,15 +202,14 @@ class _Rank:
 
     def result(self) -> Any:
         """C, once the partial sums and the panels were gone through."""
-        work = self.work
-        loaded = self._multiply(self._sum())
-        if not work.addends and not work.panels:
+        if self.work.addends:
+            self._sum()
+        elif not self.work.panels:
             self.c[...] = 0
-        if work.panels or "partial" not in work.tilings:
-            self.reader.facts.tiles.append(TileCount.of(loaded))
+        self._multiply()
         if self.call.on_page:
             self.reporter.report()
-        return self.c.astype(as_dtype(work.dtypes[2]), copy=False)
+        return self.c.astype(as_dtype(self.work.dtypes[2]), copy=False)
 
     def _lent(self, name: str, piece: Piece) -> tuple[Ticket, Region]:
         """(another rank's block, where the piece lies in it)."""
@@ -227,71 +220,65 @@ class _Rank:
         """A view of the piece of the rank's own block."""
         return self.own[name][place_in(piece.region, self.work.tilings[name].regions[piece.source])]
 
-    # -- panels -----------------------------------------------------------------------------------
-
-    def _multiply(self, adds: bool) -> list[TileTraffic | None]:
-        """What the products of all panels loaded."""
+    def _multiply(self) -> None:
+        """Add the products of all panels to C."""
         work, call, loaded = self.work, self.call, list[TileTraffic | None]()
         sizes = [sum(map(self._bytes, panel.fetched(work.rank))) for panel in work.panels]
         fetching = [panel for panel, size in zip(work.panels, sizes, strict=True) if size]
         buffers = [self._buffer(max(sizes)) for _ in fetching[:AHEAD]]
         with prefetched(fetching, self._fetch, buffers) as coming:
-            for panel, size in zip(work.panels, sizes, strict=True):
+            for number, (panel, size) in enumerate(zip(work.panels, sizes, strict=True)):
                 asked = time()
                 a, b = next(coming) if size else self._fetch(panel, None)
                 self.reader.check()
-                begun = time()
+                begun, adds = time(), bool(number or work.addends)
                 if size:
                     self.spans.append(Span("wait", asked, begun))
                 loaded += multiply_pieces(
                     a, b, self.c, work.region, work.strips, call.kernel, call.tile, adds
                 )
-                adds = True
                 del a, b  # on a GPU they are memory that the next panel takes
                 self.spans.append(Span("multiply", begun, time()))
                 self.reporter.one_more()
-        return loaded
+        if work.panels or "partial" not in work.tilings:
+            self.reader.facts.tiles.append(TileCount.of(loaded))
 
     def _bytes(self, piece: Piece) -> int:
         """What a piece takes of a buffer."""
         return -(-piece.size * as_dtype(self.work.dtypes[0]).itemsize // _ALIGN) * _ALIGN
 
-    def _fetch(self, panel: ProductPanel, buffer: Any) -> tuple[Held, Held]:
+    def _fetch(self, panel: ProductPanel, buffer: Any) -> list[Held]:
         """The pieces of A and of B: views of what is here, others read into ``buffer``."""
-        at = 0
+        at, held = 0, list[Held]()
+        for name, pieces in (("A", panel.a), ("B", panel.b)):
+            held.append([])
+            for piece in pieces:
+                if piece.source == self.work.rank:
+                    part = self._own(name, piece)
+                else:
+                    place = None if buffer is None else buffer[at:]
+                    part = self.reader.read(*self._lent(name, piece), place)
+                    at += self._bytes(piece)
+                held[-1].append((piece.region, part))
+        return held
 
-        def held(name: str, piece: Piece) -> tuple[Region, Any]:
-            nonlocal at
-            if piece.source == self.work.rank:
-                return piece.region, self._own(name, piece)
-            place = None if buffer is None else buffer[at:]
-            at += self._bytes(piece)
-            return piece.region, self.reader.read(*self._lent(name, piece), place)
-
-        return [held("A", piece) for piece in panel.a], [held("B", piece) for piece in panel.b]
-
-    # -- partial sums -----------------------------------------------------------------------------
-
-    def _sum(self) -> bool:
-        """Whether there were partial sums; C holds their sum."""
+    def _sum(self) -> None:
+        """Add up the partial sums, in their order; others' some rows at a time."""
         work, begun_regions, size = self.work, set[Region](), self.c.itemsize
-        most = SUM_BYTES[self.call.transport]
-
-        def rows(piece: Piece) -> int:  # that are read at a time
-            return int(max(1, most // (region_size(piece.region[1:]) * size)))
-
-        others = [
-            min(piece.size, rows(piece) * region_size(piece.region[1:])) * size
+        at_a_time = SUM_BYTES[self.call.transport] // size
+        others = (
+            min(piece.size, max(at_a_time, region_size(piece.region[1:]))) * size
             for piece in work.addends
             if piece.source != work.rank
-        ]
-        buffer = self._buffer(max(others)) if others else None
+        )
+        buffer = self._buffer(max(others, default=0))
         for piece in work.addends:
             begun, place = time(), self.c[place_in(piece.region, work.region)]
-            parts = iter([(0, self._own("partial", piece))])
-            if piece.source != work.rank:
-                lent = self._lent("partial", piece)
-                parts = self.reader.read_by_rows(*lent, buffer, rows(piece))
+            if piece.source == work.rank:
+                parts = iter([(0, self._own("partial", piece))])
+            else:
+                rows = max(1, at_a_time // region_size(piece.region[1:]))
+                parts = self.reader.read_by_rows(*self._lent("partial", piece), buffer, rows)
             for first, part in parts:
                 there = place[first : first + len(part)] if place.ndim else place
                 if piece.region in begun_regions:
@@ -301,13 +288,10 @@ class _Rank:
                 finish(self.c)  # the next rows take their place
             begun_regions.add(piece.region)
             self.spans.append(Span("sum", begun, time()))
-        return bool(work.addends)
-
-    # -- memory ------------------------------------------------------------------------------------
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        numpy = self.work.backend == "numpy"
-        return (host_memory if numpy else namespace(self.work.backend)).empty(shape, dtype)
+        backend = self.work.backend
+        return (host_memory if backend == "numpy" else namespace(backend)).empty(shape, dtype)
 
     def _buffer(self, nbytes: int) -> Any:
         """Bytes to read into; None where messages bring their own."""
