@@ -54,10 +54,12 @@ def test_parts_are_read_as_they_are(name):
 @linux
 def test_more_stretches_and_longer_ones_than_one_call_takes(monkeypatch):
     x = np.arange(5000 * 6, dtype="i4").reshape(5000, 6)
-    rows = (((0, 5000), (1, 3)), None), (((10, 4000), (0, 6)), 1000), (((3, 7), (1, 6)), 13)
-    for ends, most in rows:
-        if most:
-            monkeypatch.setattr(tickets, "_MOST_BYTES", most)
+    for ends, most in (
+        (((0, 5000), (1, 3)), 2**20),
+        (((10, 4000), (0, 6)), 1000),
+        (((3, 7), (1, 6)), 13),
+    ):
+        monkeypatch.setattr(tickets, "_PIECE", most)
         expected = x[tuple(slice(*each) for each in ends)]
         part = read_memory(ticket_of(x), ends, np.empty(expected.nbytes, np.uint8))
         np.testing.assert_array_equal(part, expected)

@@ -11,12 +11,9 @@
 
 A read from memory takes the token along, after the data, and a copy from GPU to GPU looks at it
 when it is done: if the owner took the block back or died, the token differs, and what was read is
-thrown away. Then, and when a task runs again long after its exchange, because its result was on a
-worker that died, the parts come from Dask (recompute.py).
-
-An owner says where a block lies when the kernels that wrote it are done. Memory of its GPU may go
-back to the driver only when no borrower has it open: when an exchange ends, all borrowers close
-first, and then the owners let go.
+thrown away. Then, and when a task runs again long after its exchange, the parts come from Dask
+(recompute.py). When an exchange ends, all borrowers close what they have open of GPUs, and then
+the owners let go: memory that another process has open must not go back to the driver.
 
 What was read is counted by the borrower, from what the call, the copy or the message brought.
 """
@@ -30,7 +27,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask.context import thread_state
@@ -73,8 +70,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Something that a rank did, on its worker's clock."""
 
     kind: str
@@ -187,21 +183,18 @@ async def _lend(name: str, keys: list[dict[int, str]], dask_worker: Any) -> list
     """Tickets of this worker's blocks; of those that are gone they say no more than which."""
     loans, slot, data = exchanges.setdefault(name, Loans()), slot_on(dask_worker), dask_worker.data
     mine = [each.get(slot, "") for each in keys]
-    blocks = [data.get(key) for key in mine]
+    blocks = [(data.get(key), key) for key in mine]
 
     def tickets() -> list[Ticket]:
-        return [
-            Ticket(key, slot) if x is None else ticket_of(loans, x, key, dask_worker, slot)
-            for key, x in zip(mine, blocks, strict=True)
-        ]
+        return [ticket_of(loans, *each, dask_worker, slot) for each in blocks]
 
-    if all(x is None or isinstance(x, np.ndarray) for x in blocks):
-        return tickets()
     return await asyncio.to_thread(tickets)  # a GPU may have much to finish first
 
 
 def ticket_of(loans: Loans, block: Any, key: Any, worker: Any, slot: int = -1) -> Ticket:
     """A Ticket for what ``loans`` keep until they are dropped or the block taken back."""
+    if block is None:
+        return Ticket(key, slot)
     if key not in loans.lent:
         loans.lent[key] = (block, np.frombuffer(secrets.token_bytes(16), np.uint8).copy())
     block, token = loans.lent[key]
@@ -209,20 +202,10 @@ def ticket_of(loans: Loans, block: Any, key: Any, worker: Any, slot: int = -1) -
     if not host:
         with contextlib.suppress(KernelError):  # it goes as a message
             shared = ipc.share(block)
-    return Ticket(
-        key,
-        slot,
-        worker.address,
-        this_host(),
-        os.getpid(),
-        block.ctypes.data if host else 0,
-        shared,
-        block.shape,
-        block.strides,
-        block.dtype.name if block.dtype.isnative else block.dtype.str,
-        token.ctypes.data,
-        token.tobytes(),
-    )
+    where = worker.address, this_host(), os.getpid(), block.ctypes.data if host else 0, shared
+    name = block.dtype.name if block.dtype.isnative else block.dtype.str
+    lent = token.ctypes.data, token.tobytes()
+    return Ticket(key, slot, *where, block.shape, block.strides, name, *lent)
 
 
 def lend_array(name: str, array: Any, worker: Any) -> Ticket:
@@ -348,15 +331,16 @@ def read_part(
                 return _read_gpu(opened, ticket, ends, buffer)
         except (PermissionError, ipc.Unreachable):
             _refused.add(ticket.pid)
-    to_host, lost = not ticket.pointer, ""  # of a GPU the bytes go, moved by neither's event loop
+    to_host = not ticket.pointer  # of a GPU the bytes go, moved by neither's event loop
+    about = {"exchange": exchange, "key": ticket.key, "ends": ends, "to_host": to_host}
 
     async def ask() -> Any:
-        owner = worker.rpc(ticket.address)
-        call = owner.tiledask_read(exchange=exchange, key=ticket.key, ends=ends, to_host=to_host)
-        return (await asyncio.wait_for(call, PATIENCE))["part"]
+        return (await worker.rpc(ticket.address).tiledask_read(**about))["part"]
 
+    lost = ""
     try:
-        part = asyncio.run_coroutine_threadsafe(ask(), worker.loop.asyncio_loop).result()
+        asked = asyncio.run_coroutine_threadsafe(ask(), worker.loop.asyncio_loop)
+        part = asked.result(PATIENCE)
     except TimeoutError:
         raise DeadlineError(
             f"the worker at {ticket.address} did not send a block's part within {PATIENCE:g} s; "

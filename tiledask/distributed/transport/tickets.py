@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _MOST_PIECES = 1024  # IOV_MAX of Linux: pieces of memory in one call
-_MOST_BYTES = 2**30  # in one call; Linux stops at 2 GiB - 4 KiB
+_PIECE = 2**20  # most bytes of one, so that a call stays below Linux's 2 GiB - 4 KiB
 
 
 class CancelledError(RuntimeError):
@@ -92,33 +92,30 @@ def laid_out(ticket: Ticket, ends: Region, buffer: Any) -> Any:
 
 def read_memory(ticket: Ticket, ends: Region, buffer: np.ndarray) -> np.ndarray:
     """The part, by process_vm_readv into the start of ``buffer`` (uint8)."""
-    lies = part_of(ends, ticket.strides, as_dtype(ticket.dtype).itemsize)
-    starts = (lies.starts[:, None] + np.arange(lies.rows) * lies.pitch).ravel() + ticket.pointer
-    length, to = lies.width, buffer.ctypes.data
-    if length > _MOST_BYTES:  # long runs: each in parts
-        for start in starts.tolist():
-            for at in range(0, length, _MOST_BYTES):
-                some = min(_MOST_BYTES, length - at)
-                _take(ticket, np.array([start + at]), some, to + at)
-            to += length
-    else:
-        each = max(1, min(_MOST_PIECES - 1, _MOST_BYTES // max(1, length)))
-        for first in range(0, len(starts), each):
-            _take(ticket, starts[first : first + each], length, to + first * length)
+    lies, to = part_of(ends, ticket.strides, as_dtype(ticket.dtype).itemsize), buffer.ctypes.data
+    rows = (lies.starts[:, None] + np.arange(lies.rows) * lies.pitch).ravel() + ticket.pointer
+    cuts = np.arange(0, lies.width, _PIECE)
+    starts = (rows[:, None] + cuts).ravel()
+    lengths = np.tile(np.minimum(lies.width - cuts, _PIECE), len(rows))
+    for first in range(0, len(starts), _MOST_PIECES - 1):
+        some = slice(first, first + _MOST_PIECES - 1)
+        _take(ticket, starts[some], lengths[some], to)
+        to += int(lengths[some].sum())
     part: np.ndarray = laid_out(ticket, ends, buffer)
     return part
 
 
 def check_lent(ticket: Ticket) -> None:
     """Raise LoanLostError if the owner is gone or has taken the block back."""
-    _take(ticket, np.empty(0, np.int64), 0, 0)
+    nothing = np.empty(0, np.int64)
+    _take(ticket, nothing, nothing, 0)
 
 
-def _take(ticket: Ticket, starts: np.ndarray, length: int, to: int) -> None:
-    """Copy ``length`` bytes from each of ``starts``, in one call that brings the token last."""
-    token, nbytes = np.empty(16, np.uint8), length * len(starts)
+def _take(ticket: Ticket, starts: np.ndarray, lengths: np.ndarray, to: int) -> None:
+    """Copy ``lengths`` bytes from ``starts``, in one call that brings the token last."""
+    token, nbytes = np.empty(16, np.uint8), int(lengths.sum())
     remote = np.empty((len(starts) + 1, 2), np.uint64)
-    remote[:-1, 0], remote[:-1, 1] = starts, length
+    remote[:-1, 0], remote[:-1, 1] = starts, lengths
     remote[-1] = ticket.token_at, token.nbytes
     local = np.array([[to, nbytes], [token.ctypes.data, token.nbytes]], np.uint64)
     wanted = nbytes + token.nbytes
