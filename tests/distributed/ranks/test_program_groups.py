@@ -27,7 +27,7 @@ DTYPES = "float64", "float32", "float16", "bfloat16", "int32", "complex128"
 def group_of(rank, checked, axis=None):
     """The ranks along ``axis``; unless ``checked`` those whose calls were checked before."""
     whole = rank.group(axis)
-    return whole if checked else Group(rank, whole.axes, whole.members, stream="")
+    return whole if checked else Group(rank, whole.axes, whole.members, checked=False)
 
 
 def array(rank, shape, dtype):

@@ -160,7 +160,7 @@ class DeviceRunner(StageRunner):
         """Do the next action, or the two that are next at once."""
         turns = range(self.next, self.next + 1 + self.order[self.next].paired)
         self.next, label = turns.stop, str(self.action(self.next))
-        self.port.enter(CollectiveCall(self.index, "step", self.port.members, 0, label, ()))
+        self.transport.enter(CollectiveCall(self.index, "step", self.port.members, 0, label, ()))
         self._go(turns, "recv")
         start = now()
         self._go(turns, "kernel")

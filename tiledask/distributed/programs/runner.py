@@ -214,7 +214,7 @@ class Interpreter:
     def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> Group:
         if (axes, members) not in self._groups:
             made = self.group.among(members) if self.group else None
-            self._groups[axes, members] = made or Group(self.rank, axes, members, stream="")
+            self._groups[axes, members] = made or Group(self.rank, axes, members, checked=False)
         return self._groups[axes, members]
 
 

@@ -11,18 +11,18 @@ it, sent, and the result is copied back.
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.ranks.exchange import Exchange, How
+from tiledask.distributed.ranks.exchange import Exchange
 from tiledask.distributed.ranks.rounds import cut, in_host_memory, joined
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import halo_strips, halo_widths
 from tiledask.plan.intervals import Interval
 
-__all__ = ["Group", "How"]
+__all__ = ["Group"]
 
 
 class Group:
@@ -32,21 +32,28 @@ class Group:
     on all ranks and in every run: see rounds.py for the order of summation. What a call
     returns belongs to the caller, and arrays that were passed may be changed as soon as it returns.
 
-    All collectives take the options of `How`.
+    All collectives take these options:
+
+    algorithm
+        "ring", "tree" or "direct" (plan/collectives/algorithms.py draws them); None takes the one
+        that `tiledask.plan.collectives.algorithms.default` names.
+    label
+        For the record, behind the rank's labels of now.
+    keep
+        Whether neither what is passed nor what comes back is ever changed, by anybody: then, in a
+        program, ranks that share memory need no copies.
 
     Ranks that do not call the same raise CollectiveError, which names both calls. Not those of a
-    ``stream`` of a checked program, which call the same: there what comes would be wrong, or the
-    deadline end the run. One thread uses a stream, and its messages are in order.
+    group that is not ``checked``, a program's, which call the same: there what comes would be
+    wrong, or the deadline end the run.
     """
 
     def __init__(
-        self, rank: Any, axes: tuple[int, ...], members: tuple[int, ...], stream: str | None = None
+        self, rank: Any, axes: tuple[int, ...], members: tuple[int, ...], checked: bool = True
     ) -> None:
-        self.axes, self.members = axes, members
-        self.size = len(members)
-        self.checked = stream is None
+        self.axes, self.members, self.size = axes, members, len(members)
+        self.checked = checked
         """Whether ranks agree on each call."""
-        self.stream = "" if self.checked else f"program {stream}"
         self.rank = members.index(rank.index)
         """This rank's number in the group."""
         self.owner = rank
@@ -74,7 +81,7 @@ class Group:
 
     # -- reductions ---------------------------------------------------------------------------
 
-    def all_reduce(self, x: Any, op: str = "sum", **how: Unpack[How]) -> Any:
+    def all_reduce(self, x: Any, op: str = "sum", **how: Any) -> Any:
         """The sum of all ranks' ``x`` (equal shapes), on every rank. ``op``: also "max", "min".
 
         The flattened array is cut in as many chunks as there are ranks, whatever its shape.
@@ -84,13 +91,7 @@ class Group:
         >>> run_threads(lambda rank: rank.group().all_reduce(2.0**rank.index).item(), 4).results
         [15.0, 15.0, 15.0, 15.0]
         """
-        host, back = in_host_memory(x)
-        with Exchange(self, "all_reduce", host, how, op=op) as exchange:
-            counts = even(host.size, self.size)
-            exchange.terms = counts, host.dtype.itemsize
-            parts = cut(host.reshape(-1), 0, counts)
-            host = joined(exchange.through(parts, counts, op=op), host.shape)
-        return back(host)
+        return self._by_chunks("all_reduce", x, op, None, how)
 
     def reduce_scatter(
         self,
@@ -99,7 +100,7 @@ class Group:
         op: str = "sum",
         *,
         extents: Sequence[int] | None = None,
-        **how: Unpack[How],
+        **how: Any,
     ) -> Any:
         """This rank's part, along ``dim``, of the sum of all ranks' ``x`` (equal shapes).
 
@@ -112,32 +113,25 @@ class Group:
         """
         host, back = in_host_memory(x)
         dim, extents = _dim(host, dim), self._extents(host, dim, extents)
-        with Exchange(
-            self, "reduce_scatter", host, how, op=op, dim=dim, extents=extents
-        ) as exchange:
-            parts = cut(host, dim, extents)
-            counts = tuple(part.size for part in parts.values())
-            exchange.terms = counts, host.dtype.itemsize
-            held = exchange.through(parts, counts, op=op)
-            host = held[self.rank] if self.size > 1 else host.copy()
-        return back(host)
+        agreed = {"op": op, "dim": dim, "extents": extents}
+        exchange = Exchange(self, "reduce_scatter", host, agreed, **how)
+        parts = cut(host, dim, extents)
+        counts = tuple([part.size for part in parts.values()])
+        mine = exchange.through(parts, counts, op=op)[self.rank]
+        exchange.done(counts, host.dtype.itemsize)
+        return back(mine if self.size > 1 else mine.copy())
 
-    def reduce(self, x: Any, root: int = 0, op: str = "sum", **how: Unpack[How]) -> Any:
+    def reduce(self, x: Any, root: int = 0, op: str = "sum", **how: Any) -> Any:
         """The sum of all ranks' ``x`` (equal shapes) on the group's rank ``root``, else None.
 
         ``op`` as for `all_reduce`. The adjoint of `broadcast`.
         """
-        host, back = in_host_memory(x)
-        with Exchange(self, "reduce", host, how, op=op, root=root) as exchange:
-            counts = even(host.size, self.size)
-            exchange.terms = counts, host.dtype.itemsize, root
-            parts = cut(host.reshape(-1), 0, counts)
-            host = joined(exchange.through(parts, counts, root, op), host.shape)
-        return back(host) if self.rank == root else None
+        made = self._by_chunks("reduce", x, op, root, how)
+        return made if self.rank == root else None
 
     # -- gathering and scattering -------------------------------------------------------------
 
-    def all_gather(self, x: Any, dim: int = 0, **how: Unpack[How]) -> Any:
+    def all_gather(self, x: Any, dim: int = 0, **how: Any) -> Any:
         """All ranks' ``x``, one after the other along ``dim``; there their extents may differ.
 
         The adjoint of `reduce_scatter`.
@@ -148,12 +142,12 @@ class Group:
         """
         host, back = in_host_memory(x)
         dim = _dim(host, dim)
-        with Exchange(self, "all_gather", host, how, dim=dim, shape=_any(host, dim)) as exchange:
-            held = exchange.through({self.rank: host})
-            parts = [held[c] for c in range(self.size)]
-            exchange.terms = tuple([part.size for part in parts]), host.dtype.itemsize
-            host = np.concatenate(parts, axis=dim)
-        return back(host)
+        agreed = {"dim": dim, "shape": _any(host, dim)}
+        exchange = Exchange(self, "all_gather", host, agreed, **how)
+        held = exchange.through({self.rank: host})
+        parts = [held[c] for c in range(self.size)]
+        exchange.done(tuple([part.size for part in parts]), host.dtype.itemsize)
+        return back(np.concatenate(parts, axis=dim))
 
     def all_to_all(
         self,
@@ -162,7 +156,7 @@ class Group:
         concat_dim: int = 0,
         *,
         extents: Sequence[int] | None = None,
-        **how: Unpack[How],
+        **how: Any,
     ) -> Any:
         """What every rank has for this one: its part of their ``x`` along ``split_dim``, joined
         along ``concat_dim``.
@@ -178,38 +172,31 @@ class Group:
         split_dim, concat_dim = _dim(host, split_dim), _dim(host, concat_dim)
         parts = cut(host, split_dim, self._extents(host, split_dim, extents))
         n, me = self.size, self.rank
-        agreed: dict[str, Any] = {"shape": (), "split_dim": split_dim, "concat_dim": concat_dim}
-        with Exchange(self, "all_to_all", host, how, **agreed) as exchange:
-            held = exchange.through({n * me + d: part for d, part in parts.items()})
-            # chunks that never came by cost this rank nothing
-            sizes = (held[c].size if c in held else 0 for c in range(n * n))
-            exchange.terms = tuple(sizes), host.dtype.itemsize
-            host = np.concatenate([held[n * s + me] for s in range(n)], axis=concat_dim)
-        return back(host)
+        agreed = {"shape": (), "split_dim": split_dim, "concat_dim": concat_dim}
+        exchange = Exchange(self, "all_to_all", host, agreed, **how)
+        held = exchange.through({n * me + d: part for d, part in parts.items()})
+        # chunks that never came by cost this rank nothing
+        sizes = (held[c].size if c in held else 0 for c in range(n * n))
+        exchange.done(tuple(sizes), host.dtype.itemsize)
+        return back(np.concatenate([held[n * s + me] for s in range(n)], axis=concat_dim))
 
-    def broadcast(self, x: Any, root: int = 0, **how: Unpack[How]) -> Any:
+    def broadcast(self, x: Any, root: int = 0, **how: Any) -> Any:
         """``x`` of the group's rank ``root``, on every rank; the others pass one of its shape.
 
         The adjoint of `reduce`.
         """
-        host, back = in_host_memory(x)
-        with Exchange(self, "broadcast", host, how, root=root) as exchange:
-            counts = even(host.size, self.size)
-            held = cut(host.reshape(-1), 0, counts) if self.rank == root else {}
-            exchange.terms = counts, host.dtype.itemsize, root
-            host = joined(exchange.through(held, root=root), host.shape)
-        return back(host)
+        return self._by_chunks("broadcast", x, None, root, how)
 
-    def barrier(self, **how: Unpack[How]) -> None:
+    def barrier(self, **how: Any) -> None:
         """Return when all ranks of the group have called this."""
-        with Exchange(self, "barrier", None, how) as exchange:
-            exchange.through({})
-            exchange.terms = (0,) * self.size, 1
+        exchange = Exchange(self, "barrier", None, {}, **how)
+        exchange.through({})
+        exchange.done((0,) * self.size, 1)
 
     # -- between neighbours and pairs ---------------------------------------------------------
 
     def halo_exchange(
-        self, x: Any, dim: int, before: int, after: int, extents: Sequence[int], **how: Unpack[How]
+        self, x: Any, dim: int, before: int, after: int, extents: Sequence[int], **how: Any
     ) -> Any:
         """``x`` with up to ``before`` rows of the ranks before it, and ``after`` of those behind.
 
@@ -224,41 +211,41 @@ class Group:
         [[0, 1, 2], [1, 2, 3, 4], [3, 4, 5]]
         """
         host, back = in_host_memory(x)
-        dim, rows = _dim(host, dim), tuple(extents)
-        lent = self._lent("halo_exchange", host, dim, before, after, rows, how)
-        parts = {sum(rows[: self.rank]): host} | {start: part for (start, _), part in lent}
+        dim = _dim(host, dim)
+        first, lent = self._halos("halo_exchange", host, dim, before, after, extents, how)
+        parts = {first: host} | {start: part for (start, _), part in lent}
         return back(np.concatenate([parts[start] for start in sorted(parts)], axis=dim))
 
     def halo_reduce(
-        self, y: Any, dim: int, before: int, after: int, extents: Sequence[int], **how: Unpack[How]
+        self, y: Any, dim: int, before: int, after: int, extents: Sequence[int], **how: Any
     ) -> Any:
         """The own rows of ``y``, to which other ranks add what they have there in their halos.
 
         The adjoint of `halo_exchange`, with its arguments. Sums: own first, then by rank.
         """
         host, back = in_host_memory(y)
-        dim, rows, me = _dim(host, dim), tuple(extents), self.rank
-        lent, first = self._lent("halo_reduce", host, dim, before, after, rows, how), sum(rows[:me])
-        begin = first - halo_widths(rows, me, before, after)[0]
-        own = _rows(host, dim, (first, first + rows[me]), begin).copy()
+        dim = _dim(host, dim)
+        begin, lent = self._halos("halo_reduce", host, dim, before, after, extents, how)
+        first = sum(extents[: self.rank])
+        own = _rows(host, dim, (first, first + extents[self.rank]), begin).copy()
         for at, part in lent:
             place = _rows(own, dim, at, first)
             np.add(place, part, out=place)
         return back(own)
 
-    def _lent(
+    def _halos(
         self,
         kind: str,
         x: np.ndarray,
         dim: int,
         before: int,
         after: int,
-        rows: tuple[int, ...],
-        how: How,
-    ) -> list[tuple[Interval, np.ndarray]]:
-        """(rows, their part) of what comes from other ranks for this one's halos, or from theirs;
-        by rank. ``rows``: of every rank."""
-        me, goes_back = self.rank, kind == "halo_reduce"
+        extents: Sequence[int],
+        how: dict[str, Any],
+    ) -> tuple[int, list[tuple[Interval, np.ndarray]]]:
+        """The first row of ``x``, and (rows, their part) of what comes from other ranks for this
+        one's halos, or from theirs; by rank."""
+        me, rows, goes_back = self.rank, tuple(extents), kind == "halo_reduce"
         begin, wanted = sum(rows[:me]), -1
         if len(rows) == self.size:
             ahead, behind = halo_widths(rows, me, before, after) if goes_back else (0, 0)
@@ -275,27 +262,27 @@ class Group:
             strips = [(to, source, at) for source, to, at in strips]
         out = [(to, [_rows(x, dim, at, begin)]) for source, to, at in strips if source == me]
         into = sorted((source, at) for source, to, at in strips if to == me)
-        agreed: dict[str, Any] = {"dim": dim, "before": before, "after": after, "extents": rows}
-        with Exchange(self, kind, x, how, **agreed, shape=_any(x, dim)) as exchange:
-            came = exchange.swap(out, [source for source, _ in into])
-            row = prod(x.shape[:dim] + x.shape[dim + 1 :]) * x.itemsize
-            exchange.terms = rows, row, before, after
-        return [(at, part) for (_, at), (part,) in zip(into, came, strict=True)]
+        agreed = {"dim": dim, "before": before, "after": after, "extents": rows}
+        exchange = Exchange(self, kind, x, agreed | {"shape": _any(x, dim)}, **how)
+        came = exchange.swap(out, [source for source, _ in into])
+        row = prod(x.shape[:dim] + x.shape[dim + 1 :]) * x.itemsize
+        exchange.done(rows, row, before, after)
+        return begin, [(at, part) for (_, at), (part,) in zip(into, came, strict=True)]
 
-    def send(self, x: Any, to: int, **how: Unpack[How]) -> None:
+    def send(self, x: Any, to: int, **how: Any) -> None:
         """Send ``x`` to the group's rank ``to``, which calls `recv`. Does not wait for it."""
         host, _ = in_host_memory(x)
-        with Exchange(self, "send", host, how, other=to) as exchange:
-            there = exchange.members.index(self.members[to])
-            exchange.swap([(there, [host])], ())
-            exchange.terms = host.nbytes, None
+        exchange = Exchange(self, "send", host, {}, to, **how)
+        exchange.swap([(exchange.members.index(self.members[to]), [host])], ())
+        exchange.done(host.nbytes, None)
 
-    def recv(self, source: int, **how: Unpack[How]) -> Any:
+    def recv(self, source: int, **how: Any) -> Any:
         """What the group's rank ``source`` sends to this one next; not to be changed if it keeps
         it."""
-        with Exchange(self, "recv", None, how, other=source) as exchange:
-            ((host,),) = exchange.swap((), (exchange.members.index(self.members[source]),))
-            exchange.dtype, exchange.terms = host.dtype, (None, host.nbytes)
+        exchange = Exchange(self, "recv", None, {}, source, **how)
+        ((host,),) = exchange.swap((), [exchange.members.index(self.members[source])])
+        exchange.dtype = host.dtype
+        exchange.done(None, host.nbytes)
         return self.owner.on_device(host)
 
     def sendrecv(self, x: Any, to: int, source: int) -> Any:
@@ -313,6 +300,19 @@ class Group:
         return self.recv(source)
 
     # -- what they share ----------------------------------------------------------------------
+
+    def _by_chunks(
+        self, kind: str, x: Any, op: str | None, root: int | None, how: dict[str, Any]
+    ) -> Any:
+        """What goes through the flattened array in as many chunks as there are ranks."""
+        host, back = in_host_memory(x)
+        exchange = Exchange(self, kind, host, {"op": op, "root": root}, **how)
+        counts = even(host.size, self.size)
+        brings = kind != "broadcast" or root == self.rank
+        held = cut(host.reshape(-1), 0, counts) if brings else {}
+        made = joined(exchange.through(held, counts, root, op), host.shape)
+        exchange.done(counts, host.dtype.itemsize, root or 0)
+        return back(made)
 
     def _extents(self, x: np.ndarray, dim: int, extents: Sequence[int] | None) -> tuple[int, ...]:
         if extents is None:

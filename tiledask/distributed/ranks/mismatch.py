@@ -28,7 +28,7 @@ class CollectiveCall(NamedTuple):
     def __str__(self) -> str:
         which = f" number {self.number} of" if self.number else " among"
         ranks = ", ".join(map(str, self.group))
-        facts = ", ".join(f"{name} {_plain(value)}" for name, value in self.same)
+        facts = ", ".join(f"{name} {value}" for name, value in self.same)
         label = f"labelled {self.label!r}" if self.label else "without a label"
         return f"{self.kind}{which} ranks {ranks}{f' ({facts})' if facts else ''}, {label}"
 
@@ -50,14 +50,14 @@ class Doing(NamedTuple):
     """The last collective that it finished."""
     since: float = 0.0
     """Seconds since 1970, by the run's clock, when this state began."""
-    end: str = ""
-    """"returned" once its program has."""
+    returned: bool = False
+    """Whether its program has."""
 
     def words(self, rank: int, now: float) -> str:
         """A sentence without its end, such as "rank 1 is in all_gather ..."."""
         before = f"its last collective was {self.last}" if self.last else "it has called none yet"
-        if self.end:
-            return f"rank {rank} has {self.end}: {before}"
+        if self.returned:
+            return f"rank {rank} has returned: {before}"
         if self.call is None:
             return f"rank {rank} has been in no collective for {now - self.since:.1f} s: {before}"
         if self.waits_for is None:
@@ -72,7 +72,7 @@ def mismatch(mine: CollectiveCall, other: CollectiveCall) -> CollectiveError:
     if mine.kind != other.kind:
         what = "another kind of collective"
     elif names:
-        shown = (f"{n}: {_plain(ours.get(n))} and {_plain(theirs.get(n))}" for n in names)
+        shown = (f"{n}: {ours.get(n)} and {theirs.get(n)}" for n in names)
         what = f"they differ in {'; '.join(shown)}"
     else:
         what = f"call {mine.number} met call {other.number}, so one of them left some out"
@@ -81,7 +81,3 @@ def mismatch(mine: CollectiveCall, other: CollectiveCall) -> CollectiveError:
         f"group make the same calls in the same order; look where these two labels are set, and "
         f"let both ranks call the same"
     )
-
-
-def _plain(value: Any) -> str:
-    return str(value) if not isinstance(value, str) else value or "none"

@@ -32,15 +32,14 @@ class Rank:
         backend: str,
         names: tuple[str, ...] = (),
     ) -> None:
-        self.shape, self.names = shape, names
-        self.index = transport.rank
+        self.shape, self.names, self.index = shape, names, transport.rank
         self.coordinates = list(product(*map(range, shape)))[self.index]
         self.backend = backend
         """"numpy" or "cupy": what the arrays of this rank's device are."""
         self.transport = transport
         self.records: list[Record] = []
         self._groups: dict[tuple[int, ...], Group] = {}
-        self._labels: list[str] = []
+        self.labels: list[str] = []
         self.at_step: int | None = None
         """The step under way."""
         self.barriers = 0
@@ -56,33 +55,31 @@ class Rank:
 
         Axes are numbers, or the names that the mesh has given them.
         """
-        every = range(len(self.shape))
-        asked = tuple(every) if axes is None else axes if isinstance(axes, tuple) else (axes,)
-        chosen: tuple[Any, ...] = tuple(
-            self.names.index(axis) if axis in self.names else axis for axis in asked
-        )
-        if not chosen or len(set(chosen)) != len(chosen) or not set(chosen) <= set(every):
+        every = tuple(range(len(self.shape)))
+        wanted = every if axes is None else axes if isinstance(axes, tuple) else (axes,)
+        given: list[Any] = [self.names.index(a) if a in self.names else a for a in wanted]
+        if not given or len(set(given)) != len(given) or not set(given) <= set(every):
             raise ConfigError(
                 f"a group is along different axes of the mesh {self.shape}, which has axes "
                 f"0..{len(self.shape) - 1}{''.join(f', {name!r}' for name in self.names)}; got "
                 f"{axes!r}"
             )
-        chosen = tuple(sorted(chosen))
+        chosen = tuple(sorted(given))
         if chosen not in self._groups:
-            fixed, mine = [i for i in every if i not in chosen], self.coordinates
-            places = enumerate(product(*map(range, self.shape)))
-            members = tuple(r for r, at in places if all(at[i] == mine[i] for i in fixed))
-            self._groups[chosen] = Group(self, chosen, members)
+            numbers = np.arange(self.ranks).reshape(self.shape)
+            at = zip(every, self.coordinates, strict=True)
+            along = tuple(slice(None) if axis in chosen else place for axis, place in at)
+            self._groups[chosen] = Group(self, chosen, tuple(numbers[along].ravel().tolist()))
         return self._groups[chosen]
 
     @contextmanager
     def label(self, text: str) -> Iterator[None]:
         """Collectives inside the block carry ``text``; blocks in blocks are joined by "/"."""
-        self._labels.append(text)
+        self.labels.append(text)
         try:
             yield
         finally:
-            self._labels.pop()
+            self.labels.pop()
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -93,11 +90,6 @@ class Rank:
             yield
         finally:
             self.at_step, self.barriers = before
-
-    @property
-    def here(self) -> str:
-        """The labels of now, joined."""
-        return "/".join(self._labels)
 
     def on_device(self, host: np.ndarray) -> Any:
         """``host`` as an array of this rank's device."""

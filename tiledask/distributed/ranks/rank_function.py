@@ -10,7 +10,7 @@ from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.records import Record, Records
 from tiledask.distributed.transport.tickets import CancelledError
-from tiledask.distributed.transport.transport import PortCounts, Transport
+from tiledask.distributed.transport.transport import Transport
 from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
 from tiledask.plan.products.traffic import Traffic
 
@@ -22,8 +22,8 @@ class RankResult(NamedTuple):
 
     result: Any
     records: list[Record]
-    ports: list[PortCounts]
-    """What went through each of its ports."""
+    ports: dict[Any, tuple[list[int], list[int], list[int]]]
+    """By members and stream, what went through the port: see `Port`."""
     last: CollectiveCall | None
     """The last collective."""
 
@@ -76,14 +76,13 @@ def ran(
         transport.finish()
     except BaseException as error:
         raise _told(transport, error) from None
-    ports = [port.counts for port in transport.ports.values()]
-    return RankResult(result, rank.records, ports, transport.doing().last)
+    ports = {at: (port.posted, port.taken, port.came) for at, port in transport.ports.items()}
+    return RankResult(result, rank.records, ports, transport.last)
 
 
 def _told(transport: Transport, error: BaseException) -> BaseException:
     """``error``, with where this rank was; if it is this rank's own, all others know it now."""
-    doing = transport.doing()
-    where = f"in {doing.call}" if doing.call else "outside of its collectives"
+    where = f"in {transport.call}" if transport.call else "outside of its collectives"
     if error is transport.over:
         transport.heard = True
         error.add_note(f"rank {transport.rank} heard of it {where}")
@@ -102,23 +101,21 @@ def _told(transport: Transport, error: BaseException) -> BaseException:
 def collected(parts: Sequence[RankResult], hosts: Sequence[str] = ()) -> Ranks:
     """The Ranks of all parts, each on its host. Raises CollectiveError if a message was sent that
     nobody took."""
-    ports = [{(each.members, each.stream): each for each in part.ports} for part in parts]
     moves = Traffic.of(len(parts)).on(hosts or [""] * len(parts))
     for rank, part in enumerate(parts):
-        for each in part.ports:
-            me = each.members.index(rank)
-            for number, to in enumerate(each.members):
-                there = ports[to].get((each.members, each.stream))
-                messages, taken = each.posted[number], there.taken[me] if there else 0
-                if taken != messages:
+        for (members, stream), (posted, taken, came) in part.ports.items():
+            for number, other in enumerate(members):
+                moves.bytes[other, rank] += came[number]
+                moves.messages[other, rank] += taken[number]
+                there = parts[other].ports.get((members, stream))
+                theirs = there[1][members.index(rank)] if there else 0
+                if theirs != posted[number]:
                     raise CollectiveError(
-                        f"of {messages} messages that rank {rank} sent to rank {to} among ranks "
-                        f"{', '.join(map(str, each.members))}, rank {to} took {taken} before it "
-                        f"returned: it left a collective out. The last of rank {rank} was "
-                        f"{part.last}, of rank {to} {parts[to].last or 'none'}; let both make the "
-                        f"same calls"
+                        f"of {posted[number]} messages that rank {rank} sent to rank {other} among "
+                        f"ranks {', '.join(map(str, members))}, rank {other} took {theirs} before "
+                        f"it returned: it left a collective out. The last of rank {rank} was "
+                        f"{part.last}, of rank {other} {parts[other].last or 'none'}; let both "
+                        f"make the same calls"
                     )
-                moves.bytes[to, rank] += each.came[number]
-                moves.messages[to, rank] += each.taken[number]
     records = Records(tuple(record for part in parts for record in part.records))
     return Ranks([part.result for part in parts], records, moves)

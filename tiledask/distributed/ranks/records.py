@@ -1,32 +1,20 @@
 """Every collective as a record: what it was, how much it moved and when; and their totals."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from tiledask.errors import ConfigError
 from tiledask.plan import html
 from tiledask.plan.collectives.algorithms import MADE_FROM
 from tiledask.plan.collectives.cost import cost
 from tiledask.plan.collectives.rows import halo_cost
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["Moved", "Record", "Records", "Terms", "Total", "predicted"]
+__all__ = ["Record", "Records", "Total"]
 
-Terms = tuple[Any, ...]
-"""What the arithmetic needs of one collective, for `predicted`; each kind has its own."""
-
-
-class Moved(NamedTuple):
-    """What one rank moves in one collective."""
-
-    sent: int
-    """Bytes."""
-    received: int
-    """Bytes."""
-    messages: int
-    """Messages that it sends."""
+Moved = tuple[int, int, int]
+"""What a rank moves: bytes that it sends, bytes that it receives, messages that it sends."""
 
 
 class Record(NamedTuple):
@@ -59,8 +47,8 @@ class Record(NamedTuple):
     begin: float
     """Seconds since 1970, by one clock for all ranks."""
     end: float
-    terms: Terms
-    """What the arithmetic needs for `predicted`."""
+    terms: tuple[Any, ...]
+    """What the arithmetic needs for `predicted`; each kind has its own."""
 
     @property
     def seconds(self) -> float:
@@ -70,23 +58,23 @@ class Record(NamedTuple):
     @property
     def counted(self) -> Moved:
         """What it moved, as it was counted."""
-        return Moved(self.sent, self.received, self.messages)
+        return self.sent, self.received, self.messages
 
     @property
     def predicted(self) -> Moved:
         """What it moves by arithmetic, from the extents alone."""
-        return predicted(self.kind, self.algorithm, self.group.index(self.rank), self.terms)
+        return _predicted(self.kind, self.algorithm, self.group.index(self.rank), self.terms)
 
 
 @cache
-def predicted(kind: str, algorithm: str, me: int, terms: Terms) -> Moved:
+def _predicted(kind: str, algorithm: str, me: int, terms: tuple[Any, ...]) -> Moved:
     """What rank ``me`` of a group moves."""
     if kind in MADE_FROM:
-        return Moved(*cost(kind, algorithm, *terms).of_rank(me))
+        return cost(kind, algorithm, *terms).of_rank(me)
     if kind in ("halo_exchange", "halo_reduce"):
-        return Moved(*halo_cost(kind, *terms).of_rank(me))
+        return halo_cost(kind, *terms).of_rank(me)
     sent, received = terms
-    return Moved(sent or 0, received or 0, int(sent is not None))
+    return sent or 0, received or 0, int(sent is not None)
 
 
 class Total(NamedTuple):
@@ -114,17 +102,14 @@ class Records:
 
     def where(self, label: str = "", **facts: Any) -> "Records":
         """The records with ``label`` in theirs, and equal to ``facts``: kind=, rank=, step=, ..."""
-        _check_names(facts)
-        alike = facts.items()
         found = (r for r in self.rows if label in r.label)
-        return Records(tuple(r for r in found if all(getattr(r, n) == v for n, v in alike)))
+        return Records(tuple(r for r in found if all(getattr(r, n) == facts[n] for n in facts)))
 
     def totals(self, *by: str) -> dict[Any, Total]:
         """The Total of each value of ``by``: "kind", "label", "rank", "step", ... in their order.
 
         With several names the keys are tuples; with none there is one, for all.
         """
-        _check_names(by)
         found: dict[Any, Total] = {}
         for r in self.rows:
             names = tuple(getattr(r, name) for name in by)
@@ -160,10 +145,3 @@ class Records:
             moved = format_bytes(t.sent), format_bytes(t.received), t.messages
             rows.append((*names, t.calls, *moved, format_seconds(t.seconds)))
         return html.table(head, rows, repr(self))
-
-
-def _check_names(names: Iterable[str]) -> None:
-    for name in names:
-        if name not in Record._fields:
-            fields = [n for n in Record._fields if n != "terms"]
-            raise ConfigError(f"a record has no {name!r}; it has {', '.join(fields)}")

@@ -1,8 +1,8 @@
-"""Collectives of a rank as steps: yield what goes to whom and who is to send, and go on with it.
+"""Rounds of a collective on one rank: what goes to whom, who sends, and what is made of it.
 
     all_reduce, direct, 3 ranks     rank 1: chunks  x0  x1  x2
-    round 0, added    yield: x0 -> 0, x2 -> 2, from 0 and 2 their x1:   s1 = x1 + x1 + x1
-    round 1, copied   yield: s1 -> 0, s1 -> 2, from 0 s0, from 2 s2:    s0  s1  s2
+    round 0, added    x0 -> 0, x2 -> 2, from 0 and 2 their x1:   s1 = x1 + x1 + x1
+    round 1, copied   s1 -> 0, s1 -> 2, from 0 s0, from 2 s2:    s0  s1  s2
 
 The partial sums of a round are combined from the left, by rank. Every chunk is summed on one rank
 and then copied, so all ranks have the same bits; with "direct" they are those of x0 + x1 + ...
@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed.cluster import host_memory
-from tiledask.distributed.transport.transport import Steps
-from tiledask.errors import ConfigError, PlacementError
+from tiledask.errors import PlacementError
 from tiledask.plan.collectives.algorithms import rounds
 from tiledask.plan.collectives.cost import SHAPES_AGREE
 from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import array_namespace, to_numpy
 
-__all__ = ["RankRound", "cut", "in_host_memory", "joined", "operation", "rank_rounds", "through"]
+__all__ = ["OPERATIONS", "Held", "cut", "in_host_memory", "joined", "rank_rounds", "through"]
 
 OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -80,25 +79,24 @@ def rank_rounds(
 def through(
     given: Sequence[RankRound],
     held: Held,
+    swap: Callable[..., Sequence[Sequence[Any]]],
     keep: bool = False,
     operate: Any = None,
-) -> Steps:
+) -> Held:
     """``held`` after all rounds; chunks that come are put there, or added to what is there.
 
-    All parts of a sum are added from the left, by ``operate``. ``keep``: nobody changes what was
-    held or will be.
+    ``swap(sends, sources, lend)`` does a round. All parts of a sum are added from the left, by
+    ``operate``. ``keep``: nobody changes what was held or will be.
 
-    >>> from tiledask.distributed.transport.transport import driven
     >>> mine, theirs = np.array([60, 1], np.float16), np.array([1, 2], np.float16)
     >>> given = rank_rounds("reduce_scatter", "direct", 2, me=0)
-    >>> steps = through(given, {0: mine, 1: mine}, operate=np.add)
-    >>> driven(steps, lambda *_: [[theirs]])[0]
+    >>> through(given, {0: mine, 1: mine}, lambda *_: [[theirs]], operate=np.add)[0]
     array([61.,  3.], dtype=float16)
     """
     for each in given:
         out = [(to, [held[c] for c in chunks]) for to, chunks in each.sends]
         # of the sums that an all_reduce copies only this call knows
-        came = yield out, each.sources, keep or not (each.adds or operate is None)
+        came = swap(out, each.sources, not (each.adds or operate is None))
         for chunk, order in each.sums:
             partials = [held[chunk] if at is None else came[at[0]][at[1]] for at in order]
             # what came is this rank's own
@@ -111,13 +109,6 @@ def through(
             for chunks, parts in zip(each.chunks, came, strict=True):
                 held.update(zip(chunks, parts, strict=True))
     return held
-
-
-def operation(op: str) -> Any:
-    """What adds two arrays; ConfigError for an ``op`` that does not exist."""
-    if op not in OPERATIONS:
-        raise ConfigError(f"no operation {op!r}; there are {', '.join(OPERATIONS)}")
-    return OPERATIONS[op]
 
 
 # -- parts of arrays ------------------------------------------------------------------------------
@@ -133,29 +124,19 @@ def joined(held: Held, shape: tuple[int, ...]) -> Any:
 def cut(x: Any, dim: int, extents: Sequence[int]) -> Held:
     """``x`` in parts of ``extents`` along ``dim``."""
     before = (slice(None),) * dim
-    return {c: x[(*before, part)] for c, part in enumerate(_parts(tuple(extents)))}
-
-
-@lru_cache(10_000)
-def _parts(extents: tuple[int, ...]) -> tuple[slice, ...]:
-    return tuple(slice(*ends) for ends in pairwise(ends_of(extents)))
+    return {c: x[(*before, slice(*at))] for c, at in enumerate(pairwise(ends_of(extents)))}
 
 
 def in_host_memory(x: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
     """(``x`` in host memory, what takes a result to where ``x`` was)."""
     if type(x) is np.ndarray and not x.dtype.hasobject:
-        return x, _same
+        return x, np.asarray
     if isinstance(x, int | float | complex):
         x = np.asarray(x)
-    xp = array_namespace(x)
     host = np.asarray(to_numpy(x))
     if host.dtype.hasobject:
         raise PlacementError(
             f"collectives move numbers, got an array of {host.dtype}; convert it, or put the "
             f"values in what the program returns"
         )
-    return host, (xp.asarray if xp is not np else _same)
-
-
-def _same(x: np.ndarray) -> np.ndarray:
-    return x
+    return host, array_namespace(x).asarray

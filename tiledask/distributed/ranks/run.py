@@ -4,7 +4,7 @@ slot 0   function(rank 0) ....[all_reduce]....[all_gather]... result    one Dask
 slot 1   function(rank 1) ....[all_reduce]....[all_gather]... result    none between two collectives
 """
 
-import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -90,22 +90,18 @@ def _run(
     """`run_ranks`, once."""
     cluster, patience = mesh.cluster, max(seconds, PATIENCE)
     run = f"tiledask-ranks-{uuid.uuid4().hex[:12]}"
-    folder = cluster.spool / run[-12:]
     set_clocks(cluster, patience)
-    try:
-        with on_disk(folder, 0):
-            folder.mkdir()
-        with opened(cluster, run, mesh.at, folder, patience) as where:
-            left = left_of(seconds).seconds - GRACE  # they say it before this call does
-            reach = max(LAST, left), () if transport == "posts" else where
-            about = mesh.shape, cluster.backend, mesh.names
-            each = [(run, r, *reach, about, function, *mine) for r, mine in enumerate(given)]
-            name = getattr(function, "__name__", "function")
-            tasks = cluster.submit_all(_work, dict(zip(mesh.at, each, strict=True)), name=name)
-            what = f"{name} on {mesh.ranks} ranks"
-            parts = cluster.gather(tasks, what, seconds + GRACE, cancel=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with on_disk(cluster.spool, 0):
+        scratch = tempfile.TemporaryDirectory(dir=cluster.spool, ignore_cleanup_errors=True)
+    with scratch as folder, opened(cluster, run, mesh.at, folder, patience) as where:
+        left = left_of(seconds).seconds - GRACE  # they say it before this call does
+        reach = max(LAST, left), () if transport == "posts" else where
+        about = mesh.shape, cluster.backend, mesh.names
+        each = [(run, r, *reach, about, function, *mine) for r, mine in enumerate(given)]
+        name = getattr(function, "__name__", "function")
+        tasks = cluster.submit_all(_work, dict(zip(mesh.at, each, strict=True)), name=name)
+        what = f"{name} on {mesh.ranks} ranks"
+        parts = cluster.gather(tasks, what, seconds + GRACE, cancel=True)
     return collected(parts, mesh.hosts)
 
 

@@ -2,16 +2,14 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
-from tiledask.distributed.transport.transport import SOON, Message, Port, Steps, Transport, driven
+from tiledask.distributed.transport.transport import Transport
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.plan.whole import is_whole
 
@@ -19,60 +17,13 @@ __all__ = ["Threads", "run_threads"]
 
 GRACE = 1.0
 """Seconds that a thread gets to notice that the run is over."""
-LONG = 1 << 16
-"""Bytes of a message from which on all ranks compute for themselves, outside of Python's lock."""
-
-
-class _Task:
-    """A collective of one rank, that whatever thread brings its messages carries on."""
-
-    def __init__(self, transport: "Threads", port: Port, steps: Steps, note: Any) -> None:
-        self.transport, self.port, self.steps, self.note = transport, port, steps, note
-        self.bell = threading.Lock()
-        self.bell.acquire()
-        """Rings when it is over, if not its own thread has brought it there."""
-        self.sources: Sequence[int] = ()
-        self.keys: list[tuple[Any, ...]] | None = None
-        """Of the messages that it waits for; None before it has begun."""
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def advance(self) -> bool:
-        """Go on while all messages are there; whether it is over."""
-        port, here = self.port, self.transport
-        try:
-            while True:
-                came: Any = None
-                if self.keys is not None:
-                    came = [message.parts for message in port.pop(self.sources, self.keys)]
-                sends, self.sources, lend = self.steps.send(came)
-                for to, parts in sends:
-                    port.put(to, parts, self.note, lend)
-                self.keys = port.keys(self.sources)
-                # it lies there before it looks, so whoever brings something meanwhile sees it
-                here.tasks[self] = missing = set(self.keys)
-                if not here.parcels.keys() >= missing or here.tasks.pop(self, None) is None:
-                    return False
-        except StopIteration as done:
-            self.result = done.value
-        except BaseException as error:
-            self.error = error
-        return True
 
 
 class Threads(Transport):
-    """A transport between threads: messages are put into the others' parcels, as copies.
-
-    To wake a thread up takes longer than all else about a small message. So a thread that brings
-    another rank what that waits for goes on with its collective, and only the result wakes it.
-    """
+    """A transport between threads: messages are put into the others' parcels, as copies."""
 
     def __init__(self, rank: int, ranks: int, everybody: list["Threads"], deadline: float) -> None:
         self._everybody = everybody
-        self.ready: deque[_Task] = deque()
-        """What has got its last message from here."""
-        self.tasks: dict[_Task, set[Any]] = {}
-        """What waits here for messages, and is carried on by the thread that brings the last."""
         super().__init__(rank, ranks, deadline)
 
     now = staticmethod(time.time)
@@ -90,64 +41,18 @@ class Threads(Transport):
         nbytes = 0
         for part in parts:
             nbytes += part.nbytes
-        there = self._everybody[to]
-        if len(key) == 2:  # the end of a rank, or of the run
-            there.arrive(key, note, parts, nbytes)
-            return 0
-        there.parcels[key] = Message(note, parts, nbytes)  # notes are frozen values
-        if there.waiters:
-            there.ring()
-        for task, keys in list(there.tasks.items()):
-            if there.parcels.keys() >= keys and there.tasks.pop(task, None) is not None:
-                self.ready.append(task)  # it is this thread's now, and nobody else's
+        self._everybody[to].arrive(key, note, parts, nbytes)  # notes are frozen values
         return nbytes
 
-    def carry(self, port: Port, steps: Steps, note: Any = None, nbytes: int = 0) -> Any:
-        if nbytes >= LONG:
-            return super().carry(port, steps, note)
-        mine = _Task(self, port, steps, note)
-        self.ready.append(mine)
-        ended = self.settle()
-        while mine not in ended:
-            if mine.bell.acquire(timeout=SOON):
-                break
-            if self.tasks.pop(mine, None) is not None:
-                # something is late: wait for it in the way that says so
-                swap = partial(port.swap, note=note)
-                return driven(steps, swap, swap((), mine.sources))
-        if mine.error is not None:
-            raise mine.error
-        return mine.result
-
-    def settle(self) -> list[_Task]:  # type: ignore[override]
-        """Carry on all that is ready, and what becomes so; what has ended of it."""
-        ended: list[_Task] = []
-        work = [self.ready]
-        while work:
-            try:
-                while ready := work[-1]:
-                    task = ready.popleft()
-                    if task.advance():
-                        ended.append(task)
-                    if (more := task.transport.ready) is not ready:
-                        work.append(more)
-            except IndexError:  # another stream of the rank was faster
-                pass
-            work.pop()
-        for task in ended:
-            task.bell.release()
-        return ended
-
-    def wait(self, *what: Any) -> bool:
-        self.settle()  # what is ready here may be what it waits for
-        return super().wait(*what)
-
-    def others(self, missing: int, *before: int) -> str:
-        doing = self._everybody[missing].doing()
-        said, then = f"; {doing.words(missing, self.now())}", doing.waits_for
-        if then is None or then in (self.rank, *before):
-            return said
-        return said + self.others(then, *before, missing)
+    def others(self, missing: int) -> str:
+        said, seen = "", {self.rank}
+        then: int | None = missing
+        while then is not None and then not in seen:
+            seen.add(then)
+            doing = self._everybody[then].doing()
+            said += f"; {doing.words(then, self.now())}"
+            then = doing.waits_for
+        return said
 
 
 def run_threads(

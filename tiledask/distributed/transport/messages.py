@@ -16,7 +16,6 @@ each other at the same time.
 """
 
 import asyncio
-import os
 import pickle
 import socket
 import sys
@@ -28,7 +27,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from distributed.protocol.serialize import to_serialize
@@ -37,34 +36,28 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.spool import this_host
-from tiledask.distributed.transport.blocks import Loans, exchanges, read_part, ticket_of
+from tiledask.distributed.transport.blocks import (
+    Loans,
+    end_exchange,
+    exchanges,
+    read_part,
+    ticket_of,
+)
 from tiledask.distributed.transport.tickets import CancelledError, LoanLostError, Ticket
 from tiledask.distributed.transport.transport import LOOK, Transport
-from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
+from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.tile.backend import array_namespace, as_dtype, name_of
 
 __all__ = ["Where", "WorkerMessages", "endpoint_of", "lost", "opened"]
 
-_NEWS = 2.0
-"""Seconds in which others are told that the run has failed."""
 _LENT = 1 << 17
 """Bytes from which on a message's arrays are lent to a rank of the same host."""
 _ROOM = 1 << 18
 """Bytes of the longest datagram that is received."""
-_LONGEST = 100
-"""Characters that the path of a socket may have; systems stop at 104 or 108."""
 _endpoints: dict[str, "WorkerMessages"] = {}
 """Of the runs under way in this worker, by name."""
-
-
-class Where(NamedTuple):
-    """Where a rank is."""
-
-    path: str
-    """Of the socket that it receives from; empty if it has none."""
-    host: str
-    """See `this_host`."""
-    pid: int
+Where = tuple[str, str]
+"""The host of a rank, see `this_host`, and the path of its socket; empty if it has none."""
 
 
 def endpoint_of(run: str, rank: int) -> "WorkerMessages":
@@ -87,7 +80,7 @@ def lost(rank: int, why: object = "another has taken its place") -> ClusterLostE
 
 @contextmanager
 def opened(
-    cluster: Cluster, run: str, slots: Sequence[int], folder: Path, timeout: float
+    cluster: Cluster, run: str, slots: Sequence[int], folder: Path | str, timeout: float
 ) -> Iterator[tuple[Where, ...]]:
     """The ends of ``run``, rank r's in ``slots[r]``, inside the block; however it ends, they are
     closed. By rank, where it is: its socket is in ``folder``, if its worker sees that."""
@@ -115,21 +108,20 @@ def _open(run: str, addresses: tuple[str, ...], folder: str, dask_worker: Any) -
         return None
     rank = addresses.index(dask_worker.address)
     _endpoints[run] = here = WorkerMessages(run, rank, addresses, dask_worker, f"{folder}/{rank}")
-    return Where(here.path, this_host(), os.getpid())
+    return this_host(), here.path
 
 
 def _close(run: str) -> None:
     here = _endpoints.pop(run, None)
     if here is not None:
         here.end(CancelledError(f"{run} was ended while rank {here.rank} worked for it"))
-        here.close()
-
-
-# -- handlers of the worker ------------------------------------------------------------------------
+        for each in here.sockets:
+            each.close()
+        end_exchange(run)
 
 
 async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, Any]:
-    """Take in what another rank sends."""
+    """Take in what another rank sends by Dask (a handler of the worker)."""
     here, there = _endpoints.get(run), now()
     if here is not None:
         key, note = pickle.loads(about)
@@ -150,30 +142,27 @@ class WorkerMessages(Transport):
     ) -> None:
         """``path``: of the socket that it receives from, if there can be one."""
         super().__init__(rank, len(addresses))
-        self.run, self._addresses, self._worker, self.path = run, addresses, worker, ""
-        self._near: dict[int, Where] = {}
-        """Of each rank of this host that has a socket."""
+        self.run, self._addresses, self._worker = run, addresses, worker
+        self.path, self._room, self.sockets = "", bytearray(_ROOM), list[socket.socket]()
+        self._near: dict[int, str] = {}
+        """The path of each rank of this host that has a socket."""
         self._sending: set[Future[Any]] = set()
         self._loans = exchanges.setdefault(run, Loans())
         self._lent: dict[tuple[Any, ...], list[str]] = {}
         """By the key of their acknowledgement, names of arrays that another rank reads."""
-        self._own: list[tuple[Any, ...]] = []
-        """The acknowledgements of what the sender wants back before it goes on."""
-        if sys.platform == "linux" and len(path) <= _LONGEST and Path(path).parent.is_dir():
-            self.path, self._room = path, bytearray(_ROOM)
-            self._in, self._out = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in "io")
-            Path(path).unlink(missing_ok=True)
-            self._in.bind(path)
+        if sys.platform == "linux":
+            self.sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in "io"]
+            with suppress(OSError):  # a path that is too long, or not there
+                self.sockets[0].bind(path)
+                self.path = path
 
     def begin(self, deadline: float, where: Sequence[Where]) -> None:
         """The function begins. ``where``: of all ranks, if those of one host may use sockets."""
-        self.deadline = deadline
-        for other, each in enumerate(where):
-            if self.path and each.path and each.host == this_host():
-                self._near[other] = each
+        self.deadline, here = deadline, this_host()
+        ways = enumerate(where if self.path else ())
+        self._near = {rank: path for rank, (host, path) in ways if path and host == here}
 
-    def now(self) -> float:
-        return now()
+    now = staticmethod(now)
 
     # -- out ----------------------------------------------------------------------------------
 
@@ -185,18 +174,42 @@ class WorkerMessages(Transport):
         parts: Sequence[np.ndarray],
         lend: bool = False,
     ) -> int:
-        host = np.ndarray, np.generic, float, int
-        parts = [np.asarray(x, order="C") if isinstance(x, host) else x for x in parts]
+        parts = [np.asarray(x, order="C") if isinstance(x, np.ndarray) else x for x in parts]
         nbytes = sum(part.nbytes for part in parts)
-        if to in self._near and self._by_datagram(to, key, note, parts, nbytes, lend):
+        near, small = to in self._near, nbytes < _LENT
+        if near and small and self._send(to, (self.rank, key, note, parts, False)):
             return nbytes
-        kept = parts if lend else [part.copy() for part in parts]  # they are sent later
-        sending = asyncio.run_coroutine_threadsafe(
-            self._by_dask(to, key, note, kept), self._worker.loop.asyncio_loop
-        )
-        self._sending.add(sending)
-        sending.add_done_callback(partial(self._sent, to))
+        if not lend:
+            parts = [part.copy() for part in parts]  # they are sent, or read, later
+        if not near or small or not self._lend(to, key, note, parts):
+            call = self._by_dask(to, key, note, parts)
+            sending = asyncio.run_coroutine_threadsafe(call, self._worker.loop.asyncio_loop)
+            self._sending.add(sending)
+            sending.add_done_callback(partial(self._sent, to))
         return nbytes
+
+    def _send(self, to: int, message: Any) -> bool:
+        """Whether a datagram was taken by a rank of this host."""
+        try:
+            self.sockets[1].sendto(pickle.dumps(message), socket.MSG_DONTWAIT, self._near[to])
+        except OSError:  # too long, no room for it, or nobody there
+            return False
+        return True
+
+    def _lend(self, to: int, key: Any, note: Any, parts: Sequence[np.ndarray]) -> bool:
+        """Whether tickets of the arrays went to a rank of this host."""
+        read, names = ("read", to, key), [f"{to} {key} {i}" for i in range(len(parts))]
+        given = zip(parts, names, strict=True)
+        tickets = [ticket_of(self._loans, part, name, self._worker) for part, name in given]
+        self._lent[read] = names
+        sent = self._send(to, (self.rank, key, note, tickets, True))
+        if not sent:
+            self._take_back(read)
+        return sent
+
+    def _take_back(self, read: tuple[Any, ...]) -> None:
+        for name in self._lent.pop(read):
+            self._loans.lent.pop(name, None)  # the run may have been closed
 
     async def _by_dask(self, to: int, key: Any, note: Any, parts: Sequence[Any]) -> None:
         """Return when rank ``to`` has the message."""
@@ -211,72 +224,22 @@ class WorkerMessages(Transport):
         if not answer["taken"]:
             raise lost(to)
 
-    def _by_datagram(
-        self, to: int, key: Any, note: Any, parts: list[np.ndarray], nbytes: int, lend: bool
-    ) -> bool:
-        """Whether the message went as one."""
-        if nbytes < _LENT:
-            return self._send(to, pickle.dumps((self.rank, key, note, parts, False)))
-        if not all(isinstance(part, np.ndarray) for part in parts):
-            return False
-        acknowledged, names = ("read", to, key), [f"{to} {key} {i}" for i in range(len(parts))]
-        given = zip(parts, names, strict=True)
-        tickets = [ticket_of(self._loans, part, name, self._worker) for part, name in given]
-        self._lent[acknowledged] = names
-        sent = self._send(to, pickle.dumps((self.rank, key, note, tickets, True)))
-        if not sent:
-            self._take_back(acknowledged)
-        elif not lend:
-            self._own.append(acknowledged)
-        return sent
-
-    def _send(self, to: int, message: bytes) -> bool:
-        """Whether a datagram was taken."""
-        try:
-            self._out.sendto(message, socket.MSG_DONTWAIT, self._near[to].path)
-        except OSError as error:  # too long, no room for it, or nobody there
-            if isinstance(error, ConnectionRefusedError | FileNotFoundError):
-                self.look(to)
-            return False
-        return True
-
-    def look(self, rank: int) -> None:
-        if rank in self._near:
-            try:
-                os.kill(self._near[rank].pid, 0)
-            except ProcessLookupError as error:
-                self.end(lost(rank, error))
-
     def _sent(self, to: int, sending: Future[Any]) -> None:
         error = None if sending.cancelled() else sending.exception()
         if error is not None:
             self.end(lost(to, error))
         self._sending.discard(sending)
 
-    def _take_back(self, acknowledged: tuple[Any, ...]) -> None:
-        for name in self._lent.pop(acknowledged):
-            del self._loans.lent[name]
-
-    def settle(self) -> None:
-        while self._own:
-            acknowledged = self._own.pop()
-            to = acknowledged[1]
-            while not self.wait([acknowledged], min(self.deadline, monotonic() + LOOK)):
-                self.look(to)
-                if to in self.returned or monotonic() > self.deadline:
-                    raise (CollectiveError if to in self.returned else DeadlineError)(
-                        f"rank {self.rank} could not send all to rank {to} in {self.doing().call}: "
-                        f"that did not take it. All ranks of a group make the same calls; or give "
-                        f"the run longer with timeout="
-                    )
-        for acknowledged in self._lent.keys() & self.parcels.keys():
-            self._take_back(acknowledged)
-            del self.parcels[acknowledged]
-
     def arrived(self) -> None:
-        self._own = [*self._lent]
-        self.settle()
-        left = wait_for_all(list(self._sending), max(0.0, self.deadline - monotonic())).not_done
+        left = [*self._lent, *self._sending]
+        while left and monotonic() < self.deadline:
+            self.check()
+            if self._sending:
+                wait_for_all(list(self._sending), LOOK)
+            else:
+                self.sleep(LOOK)
+            unread = [read for read in list(self._lent) if read[1] not in self.returned]
+            left = [*unread, *self._sending]
         self.check()
         if left:
             raise DeadlineError(
@@ -284,30 +247,36 @@ class WorkerMessages(Transport):
                 f"deadline; a worker is frozen or gone, or the run needs longer: timeout="
             )
 
-    def fail(self, error: BaseException) -> None:
-        super().fail(error)
-        wait_for_all(list(self._sending), _NEWS)
-
     # -- in -----------------------------------------------------------------------------------
 
-    def wait(self, keys: Sequence[Any], deadline: float, bell: Any = None) -> bool:
-        # who brings something by Dask meanwhile rings by a datagram of nothing
-        return super().wait(keys, deadline, self if self._near else None)
+    def arrive(
+        self, key: Any, note: Any, parts: Sequence[np.ndarray], nbytes: int, there: float = 0.0
+    ) -> None:
+        if key[0] == "read":
+            self._take_back(key)
+        else:
+            super().arrive(key, note, parts, nbytes, there)
 
-    def release(self) -> None:
-        """Wake the task, if it waits for a datagram."""
-        self._send(self.rank, b"")
+    def ring(self) -> None:
+        if self._near:
+            self._send(self.rank, None)
+        else:
+            super().ring()
 
-    def acquire(self, timeout: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Take in a datagram, if one comes in time."""
-        self._in.settimeout(min(timeout, 3600.0))  # systems take no more than weeks
+        if not self._near:
+            super().sleep(seconds)
+            return
         try:
-            size = self._in.recv_into(self._room)
+            self.sockets[0].settimeout(seconds)
+            size = self.sockets[0].recv_into(self._room)
         except OSError:  # nothing came, or the run was closed
             return
-        if not size:
+        message = pickle.loads(memoryview(self._room)[:size])
+        if message is None:  # it was rung
             return
-        source, key, note, parts, lent = pickle.loads(memoryview(self._room)[:size])
+        source, key, note, parts, lent = message
         if lent:
             try:
                 parts = [self._read(ticket) for ticket in parts]
@@ -315,7 +284,10 @@ class WorkerMessages(Transport):
                 self.end(lost(source, error))
                 return
             self.deliver(source, ("read", self.rank, key), None, [])
+        # who takes it in is awake
+        wanted, self._wanted = self._wanted, None
         self.arrive(key, note, parts, sum(part.nbytes for part in parts), now())
+        self._wanted = wanted
 
     def _read(self, ticket: Ticket) -> np.ndarray:
         """What another rank of this host lends."""
@@ -324,13 +296,3 @@ class WorkerMessages(Transport):
         ends = tuple((0, extent) for extent in ticket.shape)
         part = read_part(self._worker, self.run, ticket, ends, buffer, self._loans.opened)
         return np.require(part, requirements="W")  # what came as a message is not
-
-    def close(self) -> None:
-        """End what is left of it here; nobody needs it any more."""
-        if self._near:
-            self.release()  # wakes the task, if it still waits
-        if self.path:
-            self._in.close()
-            self._out.close()
-        exchanges.pop(self.run, None)
-        self._loans.lent.clear()
