@@ -98,21 +98,17 @@ def test_where_the_kernel_forbids_it_blocks_come_as_messages(cluster):
     def forbid(forbidden):
         from tiledask.distributed.transport import blocks, tickets
 
-        blocks._refused.clear()
-
         def denied(*_):
             ctypes.set_errno(errno.EPERM)
             return -1
 
+        refused = len(blocks._refused)
+        blocks._refused.clear()
         if forbidden:
             tickets._allowed, tickets._readv = tickets._readv, lambda: denied
         else:
             tickets._readv = tickets._allowed
-
-    def refused():
-        from tiledask.distributed.transport import blocks
-
-        return len(blocks._refused)
+        return refused
 
     x = td.distribute(np.eye(8), td.Mesh(cluster, (4,)), [td.Shard(0)])
     cluster.run(forbid, True)
@@ -122,9 +118,8 @@ def test_where_the_kernel_forbids_it_blocks_come_as_messages(cluster):
         assert (td.to_numpy(y) == np.eye(8)).all()
         total = td.run_ranks(lambda rank: rank.group().all_reduce(np.ones(99_999)).sum(), x.mesh)
         assert total.results == [4 * 99_999] * 4
-        assert cluster.run(refused) == [3] * 4
     finally:
-        cluster.run(forbid, False)
+        assert cluster.run(forbid, False) == [3] * 4
 
 
 @pytest.mark.cluster
@@ -136,14 +131,10 @@ def test_a_failed_operation_lends_nothing_on(cluster):
     def lent(dask_worker):
         return len(blocks.exchanges)
 
-    def fail():
-        with blocks.lending(cluster) as lender:
-            for slot, (mine, other) in enumerate(lender.lend([x.blocks, others], 10)):
-                assert mine.token
-                assert other == Ticket(others[slot].key, slot)
-            assert cluster.run(lent) == [1] * 4
-            raise KeyError("something else")
-
-    with pytest.raises(KeyError, match="something else"):
-        fail()
+    with pytest.raises(KeyError, match="else"), blocks.lending(cluster) as lender:  # noqa: PT012
+        for slot, (mine, other) in enumerate(lender.lend([x.blocks, others], 10)):
+            assert mine.token
+            assert other == Ticket(others[slot].key, slot)
+        assert cluster.run(lent) == [1] * 4
+        raise KeyError("something else")
     assert cluster.run(lent) == [0] * 4

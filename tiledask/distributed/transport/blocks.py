@@ -49,9 +49,9 @@ from tiledask.distributed.transport.tickets import (
     read_memory,
 )
 from tiledask.errors import DeadlineError, KernelError
-from tiledask.plan.products.regions import Region
+from tiledask.plan.products.regions import Region, slices
 from tiledask.tile import TileCount, ipc
-from tiledask.tile.backend import array_namespace, as_dtype
+from tiledask.tile.backend import as_dtype
 
 __all__ = [
     *("Facts", "Lender", "Loans", "Reader", "Span", "end_exchange", "exchanges", "lend_array"),
@@ -232,20 +232,17 @@ def end_exchange(name: str, dask_worker: Any = None) -> Facts:
     return loans.facts
 
 
-async def serve(exchange: str, key: str, ends: Region, to_host: bool = False) -> dict[str, Any]:
-    """What a borrower asks for through Dask (a handler of the worker): a part of a lent block.
-
-    ``to_host``: of a block on a GPU its bytes in host memory, in the order of `part_of`.
-    """
+async def serve(exchange: str, key: str, ends: Region) -> dict[str, Any]:
+    """What a borrower asks for through Dask (a handler of the worker): a part of a lent block; of
+    one on a GPU its bytes in host memory, in the order of `part_of`."""
     if exchange not in exchanges or key not in exchanges[exchange].lent:
         return {"status": "OK", "part": None}
     block, _ = exchanges[exchange].lent[key]
-    if to_host and not isinstance(block, np.ndarray):
+    if isinstance(block, np.ndarray):  # not ascontiguousarray: what has no dimensions would get one
+        part = np.asarray(block[slices(ends)], order="C")
+    else:  # by neither's event loop
         lies = part_of(ends, block.strides, block.dtype.itemsize)
-        part: Any = await asyncio.to_thread(ipc.to_host, block, lies)
-    else:  # not ascontiguousarray, which gives what has no dimensions one
-        part = block[tuple(slice(*e) for e in ends)]
-        part = array_namespace(part).asarray(part, order="C")
+        part = await asyncio.to_thread(ipc.to_host, block, lies)
     return {"status": "OK", "part": to_serialize(part)}
 
 
@@ -331,11 +328,10 @@ def read_part(
                 return _read_gpu(opened, ticket, ends, buffer)
         except (PermissionError, ipc.Unreachable):
             _refused.add(ticket.pid)
-    to_host = not ticket.pointer  # of a GPU the bytes go, moved by neither's event loop
-    about = {"exchange": exchange, "key": ticket.key, "ends": ends, "to_host": to_host}
 
     async def ask() -> Any:
-        return (await worker.rpc(ticket.address).tiledask_read(**about))["part"]
+        owner = worker.rpc(ticket.address)
+        return (await owner.tiledask_read(exchange=exchange, key=ticket.key, ends=ends))["part"]
 
     lost = ""
     try:
@@ -352,12 +348,11 @@ def read_part(
         raise LoanLostError(
             f"the worker at {ticket.address} does not lend {ticket.key} any more{lost}"
         )
-    if to_host:
-        ipc.from_host(np.require(part, requirements="C"), buffer)
-        return laid_out(ticket, ends, buffer)
-    if isinstance(part, np.ndarray):  # messages arrive unaligned, and then sums round otherwise
-        part = np.require(part, requirements=["C", "A"])
-    return part
+    part = np.require(part, requirements=["C", "A"])  # unaligned, sums would round otherwise
+    if ticket.pointer:
+        return part
+    ipc.from_host(part, buffer)
+    return laid_out(ticket, ends, buffer)
 
 
 def _read_gpu(opened: ipc.Opened, ticket: Ticket, ends: Region, buffer: Any) -> Any:
