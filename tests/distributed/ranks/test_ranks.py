@@ -119,15 +119,15 @@ def test_pairs():
     def program(rank):
         ring = rank.group()
         n, r = ring.size, ring.rank
-        shifted = ring.sendrecv(array(r, (2, 2)), (r + 1) % n, (r - 1) % n)
         if r == 0:
             ring.send(np.float32(2.5), 1)
-        return shifted, ring.recv(0) if r == 1 else None
+        first = ring.recv(0) if r == 1 else None
+        return first, ring.sendrecv(array(r, (2, 2)), (r + 1) % n, (r - 1) % n)
 
     done = run(program, 4)
-    for r, (shifted, _) in enumerate(done.results):
+    for r, (first, shifted) in enumerate(done.results):
         np.testing.assert_array_equal(shifted, array((r - 1) % 4, (2, 2)))
-    assert done.results[1][1] == np.float32(2.5)
+        assert first == (2.5 if r == 1 else None)
     assert done.records.barriers == {}  # nobody waits for a group
 
 
@@ -146,16 +146,12 @@ def test_directly_sums_are_those_in_rank_order():
 def test_what_was_passed_may_be_changed_and_what_came_is_ones_own():
     def program(rank):
         g, kept = rank.group(), []
-        for make in (g.all_reduce, g.all_gather, g.reduce_scatter, g.all_to_all):
+        for make in (g.all_reduce, g.all_gather, g.reduce_scatter, g.all_to_all, g.broadcast):
             x = np.ones(8)
             kept.append(make(x))
-            x += 100 * rank.index
+            x += 100
+            g.barrier()
             kept[-1] += rank.index
-        x = np.ones(8)
-        kept.append(g.broadcast(x))
-        x += 5
-        g.barrier()
-        kept[-1] += rank.index
         return [k.tolist() for k in kept]
 
     for r, kept in enumerate(run(program, 2).results):
@@ -172,8 +168,7 @@ def labelled(rank):
             with rank.label("forward"):
                 g.all_reduce(np.ones(6, np.float32))
                 g.all_gather(np.ones(2))
-            with rank.label("backward"):
-                g.all_reduce(np.ones(6, np.float32), algorithm="ring")
+            g.all_reduce(np.ones(6, np.float32), algorithm="ring", label="backward")
     g.barrier()
 
 
@@ -182,20 +177,16 @@ def test_every_collective_is_written_down():
     assert len(records) == 3 * 7
     assert records.barriers == {0: 3, 1: 3, None: 1}
     first = records.rows[0]
-    what = first.kind, first.algorithm, first.dtype, first.payload
-    assert what == ("all_reduce", "direct", "float32", 24)
+    what = first.kind, first.algorithm, first.group, first.axes, first.dtype, first.payload
+    assert what == ("all_reduce", "direct", (0, 1, 2), (0,), "float32", 24)
     assert (first.label, first.step, first.barrier) == ("layer 3/forward", 0, 0)
-    assert first.sent == first.received == 2 * 24 * 2 / 3
-    assert first.messages == 4
+    assert first.counted == (2 * 24 * 2 / 3, 2 * 24 * 2 / 3, 4)
     mine = [r for r in records if r.rank == 1]
     assert all(a.begin <= a.end <= b.begin for a, b in pairwise(mine))
     backward = records.where("backward")
     assert {(r.label, r.algorithm) for r in backward} == {("layer 3/backward", "ring")}
-    assert records.where(kind="barrier", rank=2).totals() == {
-        (): records.rows[-1] and (1, 0, 0, 2, records.rows[-1].seconds)
-    }
-    totals = records.totals("kind")
-    assert totals["all_reduce"][:4] == (12, 12 * 32, 12 * 32, 48)
+    assert records.where(kind="barrier", rank=2).totals()[()][:4] == (1, 0, 0, 2)
+    assert records.totals("kind")["all_reduce"][:4] == (12, 12 * 32, 12 * 32, 48)
     assert records.totals("label", "step")["layer 3/forward", 1].calls == 6
     assert [t.calls for t in records.totals("rank").values()] == [7, 7, 7]
 
@@ -204,7 +195,7 @@ def test_every_collective_is_written_down():
 
 
 def errors_of(program, shape, timeout=240):
-    """(what every rank raised, what the caller got)."""
+    """(by rank what it raised, what the caller got)."""
     raised = {}
 
     def kept(rank):
@@ -231,13 +222,6 @@ def another(rank):
         (g.all_gather if rank.index == 1 else g.all_reduce)(np.ones(4))
 
 
-def left_out(rank):
-    for label in "abc":
-        with rank.label(label):
-            if rank.index or label != "b":
-                rank.group().all_reduce(1.0)
-
-
 def returns_early(rank):
     rank.group().all_reduce(1.0)
     if rank.index != 2:
@@ -247,45 +231,39 @@ def returns_early(rank):
 
 CALLS = "all_gather number 2, all_reduce number 2, rank 1, layer 2/forward, layer 2/backward"
 EARLY = "waits for rank 2, rank 2 has returned, number 2, head/backward, number 1"
-DISAGREE = [(another, {0, 1, 2}, CALLS), (left_out, set(), "rank"), (returns_early, {0, 1}, EARLY)]
 
 
-@pytest.mark.parametrize(("program", "blamed", "words"), DISAGREE)
-def test_ranks_that_disagree_are_all_told_who_and_where(program, blamed, words):
+@pytest.mark.parametrize(("program", "words"), [(another, CALLS), (returns_early, EARLY)])
+def test_ranks_that_disagree_are_all_told_who_and_where(program, words):
     raised, error = errors_of(program, 3)
-    assert not blamed or raised.keys() == blamed
-    for each in (*(raised.values() if blamed else ()), error):
+    assert raised.keys() >= {0, 1}
+    for each in (*raised.values(), error):
         assert isinstance(each, CollectiveError)
         says(each, *words.split(", "))
 
 
 @pytest.mark.parametrize(
-    ("mine", "words"),
+    ("theirs", "word", "both"),
     [
-        (lambda g: g.all_reduce(np.ones(5)), "they differ in shape: (4,) and (5,)"),
-        (lambda g: g.all_reduce(np.ones(4, "f4")), "they differ in dtype: float64 and float32"),
-        (lambda g: g.all_reduce(np.ones(4), "max"), "they differ in op: sum and max"),
-        (lambda g: g.all_reduce(np.ones(4), algorithm="ring"), "algorithm: direct and ring"),
-        (lambda g: g.all_reduce(np.ones(0)), "they differ in shape: (4,) and (0,)"),
-        (lambda g: g.send(np.ones(4), 0), "another kind of collective"),
+        (lambda g: g.all_reduce(np.ones(5)), "shape: ", {"(4,)", "(5,)"}),
+        (lambda g: g.all_reduce(np.ones(4, "f4")), "dtype: ", {"float64", "float32"}),
+        (lambda g: g.all_reduce(np.ones(4), "max"), "op: ", {"sum", "max"}),
+        (lambda g: g.all_reduce(np.ones(4), algorithm="ring"), "algorithm: ", {"direct", "ring"}),
+        (lambda g: g.send(np.ones(4), 0), "another kind of collective", None),
     ],
 )
-def test_different_arguments(mine, words):
+def test_different_arguments(theirs, word, both):
     def program(rank):
-        if rank.index == 1:
-            mine(rank.group())
-            if "kind" not in words:
-                rank.group().barrier()
-        else:
-            rank.group().all_reduce(np.ones(4))
+        g = rank.group()
+        theirs(g) if rank.index == 1 else g.all_reduce(np.ones(4))
+        g.barrier()
 
-    raised, error = errors_of(program, 2)
+    _, error = errors_of(program, 2)
     assert isinstance(error, CollectiveError)
-    assert 0 in raised
-    both = words.split(": ")[-1].split(" and ")
-    backwards = words.replace(" and ".join(both), " and ".join(both[::-1]))
-    # whoever notices first says it from its side; an empty array is noticed at the next call
-    assert words in str(error) or backwards in str(error) or "number 2" in str(error)
+    says(error, word)
+    if both:  # whoever notices first says it from its side
+        differ = str(error).split(word)[1].split(". All ranks")[0]
+        assert set(differ.split("; ")[0].split(" and ")) == both
 
 
 class Rooted(Exception):
@@ -299,21 +277,18 @@ class Rooted(Exception):
 @pytest.mark.parametrize("error", [KeyError("w"), Rooted("this and that")])
 def test_what_a_rank_raises_is_everybodys_in_words_where_it_cannot_travel(error):
     def program(rank):
-        with rank.label("layer 0"):
-            rank.group().barrier()
-            if rank.index == 1:
-                raise error
-            rank.group().barrier()
+        rank.group().barrier()
+        if rank.index == 1:
+            raise error
+        rank.group().barrier()
 
     raised, caught = errors_of(program, 3)
     assert raised.keys() == {0, 1, 2}
     assert isinstance(caught, type(error))
-    if isinstance(error, KeyError):
-        assert {type(each) for each in raised.values()} == {KeyError}
-    else:
-        says(raised[0], "Rooted: this and that")
+    assert type(raised[0]) is (KeyError if isinstance(error, KeyError) else RuntimeError)
+    says(raised[0], *error.args)
     for each in (caught, raised[0]):
-        assert "raised by rank 1" in "".join(each.__notes__)
+        assert "raised by rank 1 outside of its collectives" in "".join(each.__notes__)
     assert "raise error" in "".join(caught.__notes__)
 
 
@@ -321,24 +296,18 @@ def test_of_a_circle_the_deadline_says_who_waits_for_whom():
     """Rows before columns on one rank, columns before rows on the others."""
 
     def program(rank):
-        axes = (0, 1) if rank.index in (0, 3) else (1, 0)
-        for axis in axes:
-            with rank.label(f"axis {axis}"):
-                rank.group(axis).all_reduce(1.0)
+        for axis in (0, 1) if rank.index in (0, 3) else (1, 0):
+            rank.group(axis).all_reduce(1.0, label=f"axis {axis}")
 
     _, error = errors_of(program, (2, 2), timeout=0.5)
     assert isinstance(error, DeadlineError)
-    says(error, "until the run's deadline", "waits for rank", "'axis 0'", "'axis 1'")
+    says(error, "until the run's deadline", "'axis 0'", "'axis 1'")
+    assert str(error).count("waits for rank") == 3
 
 
 def test_a_message_that_nobody_takes():
-    def program(rank):
-        with rank.label("pipe"):
-            if rank.index == 0:
-                rank.group().send(np.ones(3), 1)
-
     with pytest.raises(CollectiveError, match=r"of 1 messages .* rank 1 took 0 before it"):
-        run_threads(program, 2)
+        run_threads(lambda rank: rank.index or rank.group().send(np.ones(3), 1), 2)
 
 
 REFUSED = [
@@ -351,7 +320,9 @@ REFUSED = [
     ("choose another of 0..1", lambda g: g.send(1.0, g.rank)),
     ("array's 4 along dim 0; got (1, 2)", lambda g: g.reduce_scatter(np.ones(4), extents=[1, 2])),
     ("2 ranks has, got (1,)", lambda g: g.halo_exchange(np.ones(1), 0, 2, 2, extents=[1])),
-    ("extents say how many", lambda g: g.halo_exchange(np.ones(1), 0, 2, 2, extents=[3, 3])),
+    ("extents say how many", lambda g: g.halo_reduce(np.ones(1), 0, 2, 2, extents=[3, 3])),
+    ("different axes of the mesh", lambda g: g.owner.group((0, 0))),
+    ("different axes of the mesh", lambda g: g.owner.group("x")),
 ]
 
 
@@ -362,10 +333,7 @@ def test_wrong_arguments_are_said(words, call):
     assert words in str(caught.value)
 
 
-def test_wrong_groups_and_meshes_are_said():
-    for axes in (2, (0, 0), (), "x"):
-        with pytest.raises(ConfigError, match="a group is along different axes of the mesh"):
-            run_threads(lambda rank, a=axes: rank.group(a), (2, 2))
+def test_wrong_meshes_are_said():
     with pytest.raises(ConfigError, match="whole numbers of 1 or more"):
         run_threads(lambda rank: None, (2, 0))
     with pytest.raises(ConfigError, match="one value for each of the mesh's 2 ranks, got 3"):

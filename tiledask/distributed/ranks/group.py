@@ -24,6 +24,8 @@ from tiledask.plan.intervals import Interval
 
 __all__ = ["Group"]
 
+Extents = Sequence[int] | None
+
 
 class Group:
     """Some ranks of a mesh, one of which is this; ranks inside a group are numbered from 0.
@@ -94,13 +96,7 @@ class Group:
         return self._by_chunks("all_reduce", x, op, None, how)
 
     def reduce_scatter(
-        self,
-        x: Any,
-        dim: int = 0,
-        op: str = "sum",
-        *,
-        extents: Sequence[int] | None = None,
-        **how: Any,
+        self, x: Any, dim: int = 0, op: str = "sum", *, extents: Extents = None, **how: Any
     ) -> Any:
         """This rank's part, along ``dim``, of the sum of all ranks' ``x`` (equal shapes).
 
@@ -155,7 +151,7 @@ class Group:
         split_dim: int = 0,
         concat_dim: int = 0,
         *,
-        extents: Sequence[int] | None = None,
+        extents: Extents = None,
         **how: Any,
     ) -> Any:
         """What every rank has for this one: its part of their ``x`` along ``split_dim``, joined
@@ -212,7 +208,7 @@ class Group:
         """
         host, back = in_host_memory(x)
         dim = _dim(host, dim)
-        first, lent = self._halos("halo_exchange", host, dim, before, after, extents, how)
+        first, lent = self._halos("halo_exchange", host, (dim, before, after, extents), how)
         parts = {first: host} | {start: part for (start, _), part in lent}
         return back(np.concatenate([parts[start] for start in sorted(parts)], axis=dim))
 
@@ -225,7 +221,7 @@ class Group:
         """
         host, back = in_host_memory(y)
         dim = _dim(host, dim)
-        begin, lent = self._halos("halo_reduce", host, dim, before, after, extents, how)
+        begin, lent = self._halos("halo_reduce", host, (dim, before, after, extents), how)
         first = sum(extents[: self.rank])
         own = _rows(host, dim, (first, first + extents[self.rank]), begin).copy()
         for at, part in lent:
@@ -234,18 +230,12 @@ class Group:
         return back(own)
 
     def _halos(
-        self,
-        kind: str,
-        x: np.ndarray,
-        dim: int,
-        before: int,
-        after: int,
-        extents: Sequence[int],
-        how: dict[str, Any],
+        self, kind: str, x: np.ndarray, halo: tuple[Any, ...], how: dict[str, Any]
     ) -> tuple[int, list[tuple[Interval, np.ndarray]]]:
         """The first row of ``x``, and (rows, their part) of what comes from other ranks for this
-        one's halos, or from theirs; by rank."""
-        me, rows, goes_back = self.rank, tuple(extents), kind == "halo_reduce"
+        one's halos, or from theirs; by rank. ``halo``: (dim, before, after, extents)."""
+        (dim, before, after, extents), me, goes_back = halo, self.rank, kind == "halo_reduce"
+        rows = tuple(extents)
         begin, wanted = sum(rows[:me]), -1
         if len(rows) == self.size:
             ahead, behind = halo_widths(rows, me, before, after) if goes_back else (0, 0)
@@ -314,7 +304,7 @@ class Group:
         exchange.done(counts, host.dtype.itemsize, root or 0)
         return back(made)
 
-    def _extents(self, x: np.ndarray, dim: int, extents: Sequence[int] | None) -> tuple[int, ...]:
+    def _extents(self, x: np.ndarray, dim: int, extents: Extents) -> tuple[int, ...]:
         if extents is None:
             return even(x.shape[dim], self.size)
         if len(extents) != self.size or sum(extents) != x.shape[dim] or min(extents) < 0:

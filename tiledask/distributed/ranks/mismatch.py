@@ -35,7 +35,7 @@ class CollectiveCall(NamedTuple):
     def agrees(self, other: "CollectiveCall") -> bool:
         """Whether this and another rank's call are the same collective."""
         pair = self.kind, other.kind
-        kinds = pair[0] == pair[1] if self.number else {*pair} <= {"send", "recv", "sendrecv"}
+        kinds = pair[0] == pair[1] if self.number else {*pair} <= {"send", "recv"}
         return kinds and self.number == other.number and self.same == other.same
 
 

@@ -23,7 +23,7 @@ class Record(NamedTuple):
     rank: int
     kind: str
     """"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
-    "halo_exchange", "halo_reduce", "send", "recv", "sendrecv" or "barrier"."""
+    "halo_exchange", "halo_reduce", "send", "recv" or "barrier"."""
     algorithm: str
     """"ring", "tree" or "direct"; empty where there is no choice."""
     group: tuple[int, ...]

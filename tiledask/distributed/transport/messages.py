@@ -8,11 +8,10 @@
                     receiver reads them from the sender's memory, one copy, and acknowledges it
     several hosts   Dask's connections, from worker to worker: encrypted where Dask encrypts
 
-The ends are known by the run's name. A worker that was replaced meanwhile has none, and says
-so. The sockets are files in a folder that only the user may enter. A message that a datagram cannot
-take, because it is too long or the queue of its receiver is full, goes by Dask; messages have
-numbers, so one may overtake another. Nobody waits for room to send, and so two ranks may send to
-each other at the same time.
+The ends are known by the run's name. A worker that was replaced meanwhile has none, and says so.
+The sockets are files in a folder that only the user may enter. What a datagram cannot take, because
+it is too long or the queue of its receiver is full, goes by Dask; messages have numbers, so one may
+overtake another. Nobody waits for room to send, and so two ranks may send to each other at once.
 """
 
 import asyncio
@@ -36,17 +35,11 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.spool import this_host
-from tiledask.distributed.transport.blocks import (
-    Loans,
-    end_exchange,
-    exchanges,
-    read_part,
-    ticket_of,
-)
+from tiledask.distributed.transport import blocks
 from tiledask.distributed.transport.tickets import CancelledError, LoanLostError, Ticket
 from tiledask.distributed.transport.transport import LOOK, Transport
 from tiledask.errors import ClusterLostError, DeadlineError
-from tiledask.tile.backend import array_namespace, as_dtype, name_of
+from tiledask.tile.backend import array_namespace, as_dtype
 
 __all__ = ["Where", "WorkerMessages", "endpoint_of", "lost", "opened"]
 
@@ -92,10 +85,6 @@ def opened(
             if found[slot] is None:  # another worker is there by now
                 raise lost(rank)
         yield tuple(found[slot] for slot in slots)
-    except ClusterLostError:
-        with suppress(Exception):  # where they are now: who is gone would be waited for
-            cluster.wait_for_slots(slots, 0.0)
-        raise
     finally:
         with suppress(Exception):  # of a cluster that is gone: nobody is left there
             cluster.run(_close, run, timeout=10.0)
@@ -117,20 +106,17 @@ def _close(run: str) -> None:
         here.end(CancelledError(f"{run} was ended while rank {here.rank} worked for it"))
         for each in here.sockets:
             each.close()
-        end_exchange(run)
+        blocks.end_exchange(run)
 
 
 async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, Any]:
     """Take in what another rank sends by Dask (a handler of the worker)."""
     here, there = _endpoints.get(run), now()
     if here is not None:
-        key, note = pickle.loads(about)
         # messages arrive unaligned, and then sums round otherwise
-        arrays = [
-            array_namespace(flat).array(flat).view(as_dtype(name)).reshape(shape)
-            for flat, name, shape in parts
-        ]
-        here.arrive(key, note, arrays, sum(flat.nbytes for flat, *_ in parts), there)
+        arrays = [array_namespace(part).array(part) for part in parts]
+        key, note = pickle.loads(about)
+        here.arrive(key, note, arrays, sum(part.nbytes for part in arrays), there)
     return {"status": "OK", "taken": here is not None}
 
 
@@ -147,7 +133,7 @@ class WorkerMessages(Transport):
         self._near: dict[int, str] = {}
         """The path of each rank of this host that has a socket."""
         self._sending: set[Future[Any]] = set()
-        self._loans = exchanges.setdefault(run, Loans())
+        self._loans = blocks.exchanges.setdefault(run, blocks.Loans())
         self._lent: dict[tuple[Any, ...], list[str]] = {}
         """By the key of their acknowledgement, names of arrays that another rank reads."""
         if sys.platform == "linux":
@@ -199,9 +185,9 @@ class WorkerMessages(Transport):
     def _lend(self, to: int, key: Any, note: Any, parts: Sequence[np.ndarray]) -> bool:
         """Whether tickets of the arrays went to a rank of this host."""
         read, names = ("read", to, key), [f"{to} {key} {i}" for i in range(len(parts))]
-        given = zip(parts, names, strict=True)
-        tickets = [ticket_of(self._loans, part, name, self._worker) for part, name in given]
         self._lent[read] = names
+        given = zip(parts, names, strict=True)
+        tickets = [blocks.ticket_of(self._loans, *each, self._worker) for each in given]
         sent = self._send(to, (self.rank, key, note, tickets, True))
         if not sent:
             self._take_back(read)
@@ -216,10 +202,7 @@ class WorkerMessages(Transport):
         answer = await self._worker.rpc(self._addresses[to]).tiledask_message(
             run=self.run,
             about=pickle.dumps((key, note)),
-            parts=[
-                (to_serialize(part.reshape(-1).view(np.uint8)), name_of(part.dtype), part.shape)
-                for part in parts
-            ],
+            parts=[to_serialize(part) for part in parts],
         )
         if not answer["taken"]:
             raise lost(to)
@@ -294,5 +277,5 @@ class WorkerMessages(Transport):
         nbytes = prod(ticket.shape) * as_dtype(ticket.dtype).itemsize
         buffer = host_memory.empty((nbytes,), np.dtype(np.uint8))
         ends = tuple((0, extent) for extent in ticket.shape)
-        part = read_part(self._worker, self.run, ticket, ends, buffer, self._loans.opened)
+        part = blocks.read_part(self._worker, self.run, ticket, ends, buffer, self._loans.opened)
         return np.require(part, requirements="W")  # what came as a message is not
