@@ -10,7 +10,7 @@ from tiledask.distributed.ranks.records import Record
 from tiledask.distributed.ranks.rounds import OPERATIONS, Held, rank_rounds, through
 from tiledask.distributed.transport.transport import Port
 from tiledask.errors import ConfigError
-from tiledask.plan.collectives.algorithms import MADE_FROM, algorithms, default
+from tiledask.plan.collectives.algorithms import MADE_FROM, default
 from tiledask.tile.backend import name_of
 
 __all__ = ["Exchange"]
@@ -37,14 +37,6 @@ class Exchange:
     ) -> None:
         self.rank, self.axes, size = group.owner, group.axes, group.size
         self.algorithm = (algorithm or default(kind, size)) if kind in MADE_FROM else ""
-        if self.algorithm and self.algorithm not in algorithms:
-            raise ConfigError(
-                f"no algorithm {self.algorithm!r} for {kind}; there are {', '.join(algorithms)}"
-            )
-        if not 0 <= (agreed.get("root") or 0) < size:
-            raise ConfigError(
-                f"root {agreed['root']} is none of the group's ranks 0..{size - 1}; choose one"
-            )
         members, stream, number = group.members, "" if group.checked else "program", 0
         if other is None:
             group.calls += 1
