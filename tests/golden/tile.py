@@ -198,7 +198,6 @@ LAYERS: dict[str, Layer] = {
     "embedding": lambda given: both("embedding", given.dy, TOKENS, *given.arrays(51, (9, 24))),
     "convolution": of_images("conv2d", weights=(3, 2, 3, 3), padding=1),
     "convolution, strided": of_images("conv2d", weights=(4, 2, 2, 3), stride=2, dilation=(2, 1)),
-    "convolution in groups": of_images("conv2d", weights=(4, 1, 3, 3), groups=2),
     "average": of_images("avg_pool2d", 2),
     "average, padded": of_images("avg_pool2d", 3, 2, 1),
     "maximum": of_images("max_pool2d", 2),

@@ -112,7 +112,7 @@ def test_parameters_have_the_deviation_they_say():
     values = L.initialise(L.matrix("1", 400, 300, bias=True), 0)
     assert values["w1"].std() == pytest.approx(1 / 20, rel=0.02)
     assert not values["b1"].any()
-    kernel = L.conv2d_parameters(6, 8, (2, 5), groups=2)
+    kernel = L.conv2d_parameters(3, 8, (2, 5))
     assert (kernel["w"].shape, kernel["w"].scale) == ((8, 3, 2, 5), 30**-0.5)
 
 

@@ -129,11 +129,9 @@ def angles(positions, width):
 
 
 MHA, GQA, MQA = L.Heads(3, 3, 2), L.Heads(4, 2, 2), L.Heads(3, 1, 4)
-UNEVEN, ONE = L.Heads(3, 2, 2, kv_of=(0, 1, 1)), L.Heads(1, 1, 2)
 CASES = {
     "linear": case(L.linear, x=(7, 5), w=(5, 3), b=(3,)),
     "linear without bias": case(L.linear, x=(2, 3, 5), w=(5, 2)),
-    "linear of one row": case(L.linear, x=(1, 1), w=(1, 1), b=(1,)),
     "relu": case(L.relu, x=(4, 5)),
     "gelu": case(L.gelu, x=(4, 5)),
     "silu": case(L.silu, x=(4, 5)),
@@ -142,25 +140,18 @@ CASES = {
     "layer norm": case(L.layer_norm, x=(2, 3, 7), w=(7,), b=(7,)),
     "layer norm without bias": case(L.layer_norm, x=(1, 5), w=(5,)),
     "rms norm": case(L.rms_norm, x=(2, 3, 7), w=(7,)),
-    "rms norm of one number": case(L.rms_norm, x=(4, 1), w=(1,)),
-    "rotate": case(L.rotate, options=angles([0, 1, 7, 30], 6), x=(2, 3, 4, 6)),
     "rotate a part of an odd head": case(L.rotate, options=angles([4, 9], 4), x=(3, 2, 5)),
-    "attention": attend((2, 3, 4, 5), (2, 3, 4, 5), (2, 3, 4, 5)),
     "attention, grouped": attend((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2)),
     "attention, any map": attend((1, 3, 3, 2), (1, 4, 3, 2), (1, 4, 3, 2), kv_of=(2, 0, 2)),
     "attention, both ways": attend((1, 2, 3, 2), (1, 2, 5, 2), (1, 2, 5, 3), causal=False),
-    "attention, scaled": attend((1, 2, 2, 3), (1, 1, 5, 3), (1, 1, 5, 3), scale=0.9),
     "self-attention": self_attention(MHA, (2, 3, 5), bias=True),
     "self-attention, fused": self_attention(GQA, (1, 3, 5), fused=True, bias=True),
     "self-attention, rotary": self_attention(GQA, (2, 3, 3), **angles([5, 6, 7], 2)),
     "self-attention, fused rotary": self_attention(MQA, (1, 3, 5), True, **angles([5, 6, 9], 4)),
-    "self-attention, uneven": self_attention(UNEVEN, (1, 4, 3), **angles(range(4), 2)),
-    "self-attention, both ways": self_attention(ONE, (1, 3, 2), causal=False, scale=1.0),
     "mlp": composite(L.mlp, L.mlp_parameters(3, 7), (2, 2, 3)),
     "mlp, relu, no bias": composite(
         L.mlp, L.mlp_parameters(3, 5, False), (4, 3), activation="relu"
     ),
-    "mlp, silu": composite(L.mlp, L.mlp_parameters(2, 1), (1, 2), activation="silu"),
     "swiglu mlp": composite(L.swiglu_mlp, L.swiglu_mlp_parameters(3, 7, bias=True), (2, 3)),
     "swiglu mlp, fused": composite(
         L.swiglu_mlp, L.swiglu_mlp_parameters(3, 5, True, True), (2, 2, 3)
@@ -170,14 +161,11 @@ CASES = {
     "cross-entropy": loss((5, 7), [0, 6, 3, 3, 1]),
     "cross-entropy, smoothed": loss((2, 2, 5), [[0, 4], [-100, 1]], smoothing=0.1),
     "cross-entropy, summed": loss((3, 4), [2, 9, 0], ignore=9, count=1),
-    "cross-entropy of one class": loss((2, 1), [0, 0], smoothing=0.3),
     "conv": conv((2, 3, 5, 4), (2, 3, 3, 2), bias=True),
     "conv, strided": conv((1, 2, 7, 6), (3, 2, 3, 3), bias=False, stride=(2, 3), padding=1),
     "conv, one-sided": conv((1, 1, 4, 5), (2, 1, 3, 3), bias=True, padding=((1, 0), (0, 2))),
     "conv, dilated": conv((1, 1, 7, 5), (1, 1, 3, 2), bias=True, dilation=(2, 3), padding=1),
-    "conv, grouped": conv((2, 4, 3, 3), (6, 2, 2, 2), bias=True, groups=2),
-    "max pool": pool(L.max_pool2d, (2, 2, 5, 6), size=2),
-    "max pool, overlapping": pool(L.max_pool2d, (1, 2, 5, 5), 8, size=3, stride=1, padding=1),
+    "max pool": pool(L.max_pool2d, (1, 2, 5, 5), 8, size=3, stride=1, padding=1),
     "mean pool": pool(L.avg_pool2d, (2, 2, 5, 6), size=2),
     "mean pool, overlapping": pool(
         L.avg_pool2d, (1, 2, 6, 5), size=(3, 2), stride=(1, 2), padding=((2, 1), (0, 1))
@@ -212,8 +200,10 @@ def test_other_element_types_compute_what_float64_does(each, xp, dtype):
         np.testing.assert_allclose(to_numpy(got).astype("f8"), to_numpy(want), rtol=0, atol=slack)
 
 
-def test_nothing_passed_in_is_changed_and_a_backward_runs_twice(each, xp):
+def test_nothing_passed_in_is_changed_and_no_weight_is_saved(each, xp):
     operands, _, saved, dy = each.passed(xp)
+    held, named = {id(array) for array in flat(saved)}, zip(each.shapes, operands, strict=True)
+    assert not held & {id(x) for name, x in named if name[0] in "wb" or name == "table"}
     arrays = [*operands, *flat(saved), *flat(dy)]
     drawn = each.operands(xp)  # as they were before the forward
     before = [to_numpy(x).copy() for x in [*drawn, *arrays[len(drawn) :]]]
@@ -221,13 +211,6 @@ def test_nothing_passed_in_is_changed_and_a_backward_runs_twice(each, xp):
         np.testing.assert_array_equal(to_numpy(one), to_numpy(two))
     for old, new in zip(before, arrays, strict=True):
         np.testing.assert_array_equal(old, to_numpy(new))
-
-
-def test_weights_are_not_kept(each, xp):
-    operands, _, saved, _ = each.passed(xp)
-    held = {id(array) for array in flat(saved)}
-    named = zip(each.shapes, operands, strict=True)
-    assert not held & {id(x) for name, x in named if name[0] in "wb" or name == "table"}
 
 
 def flat(saved):

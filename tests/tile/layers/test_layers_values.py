@@ -53,7 +53,7 @@ def test_attention_is_its_definition(extents, causal, data):
 
 def test_large_scores_do_not_overflow(xp):
     q = xp.asarray(np.full((1, 1, 2, 1), 300.0, np.float16))
-    y, _ = L.attention(q, q, q, scale=1.0)  # scores of 90000, past float16's largest number
+    y, _ = L.attention(q, q, q)  # scores of 90000, past float16's largest number
     assert to_numpy(y).ravel().tolist() == [300.0, 300.0]
 
 
@@ -114,12 +114,6 @@ def test_norms_by_definition(width):
         np.testing.assert_allclose(layer[n], expected, rtol=1e-12, atol=1e-14)
 
 
-def test_a_constant_token_has_no_deviation():
-    y, saved = L.layer_norm(np.full((1, 4), 7.0), np.ones(4), np.zeros(4))
-    assert y.tolist() == [[0.0] * 4]
-    assert np.isfinite(L.layer_norm_grad(np.ones((1, 4)), saved, np.ones(4))[0]).all()
-
-
 # -- convolution and pooling -----------------------------------------------------------------------
 
 
@@ -151,23 +145,22 @@ GEOMETRY = {
 }
 
 
-@given(counts=st.tuples(*map(st.integers, [1] * 4, (2, 3, 2, 2))), dilation=PAIRS, **GEOMETRY)
-@settings(max_examples=80, deadline=None)
+@given(counts=st.tuples(*map(st.integers, [1] * 3, (2, 3, 3))), dilation=PAIRS, **GEOMETRY)
+@settings(max_examples=60, deadline=None)
 def test_convolution_is_its_definition_and_its_backward_the_transpose(
     counts, image, size, stride, padding, dilation
 ):
     reach = [(k - 1) * d + 1 for k, d in zip(size, dilation, strict=True)]
     assume(all(r <= e + sum(p) for r, e, p in zip(reach, image, padding, strict=True)))
-    n, groups, per, out = counts
-    x, w, b = draw((n, groups * per, *image), (groups * out, per, *size), (groups * out,))
-    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    n, channels, out = counts
+    x, w, b = draw((n, channels, *image), (out, channels, *size), (out,))
+    options = {"stride": stride, "padding": padding, "dilation": dilation}
     y, saved = L.conv2d(x, w, b, **options)
 
     def output(k, seen):
-        own = range(k // out * per, (k // out + 1) * per)
-        return math.fsum([b[k], *(v * w[k, q % per, r, s] for q, r, s, v in seen if q in own)])
+        return math.fsum([b[k], *(v * w[k, q, r, s] for q, r, s, v in seen)])
 
-    expected = by_loops(x, size, groups * out, stride, padding, dilation, output)
+    expected = by_loops(x, size, out, stride, padding, dilation, output)
     np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
     (dy,) = draw(y.shape, seed=1)
     dx, dw, db = L.conv2d_grad(dy, saved, w, b)
@@ -336,36 +329,23 @@ def test_what_halves_cannot_hold_on_the_way():
 
 X, IMAGE, TOKENS = np.ones((2, 3)), np.ones((1, 2, 4, 5)), np.array([0, 4])
 QKV = [np.ones((1, heads, 2, 3)) for heads in (10, 4, 4)]
-GATED = {"w_gate": np.ones((3, 4)), "w_up": np.ones((3, 5)), "w_down": np.ones((4, 3))}
 REFUSED = [
     (lambda: L.linear(X, X.T.astype("f4")), "one element type, .* got x float64, w float32"),
-    (lambda: L.relu(np.ones(3, int)), "bfloat16, float32, float64, got x int64"),
+    (lambda: L.relu(np.ones(3, int)), "'float32', 'float64'., got x int64"),
     (lambda: L.linear(X, np.ones((4, 1))), r"w must be \[3, o\], got \[4, 1\]"),
-    (lambda: L.mlp(X, {"w_1": X}), "w_2 missing"),
-    (lambda: L.mlp(X, {"w_1": X, "w_2": X, "b_3": X}), "b_3 unknown"),
-    (lambda: L.swiglu_mlp(X, GATED), "w_up has 4 columns .* got 5"),
     (lambda: L.find_activation("tanh"), "one of relu, gelu, silu, got 'tanh'"),
     (lambda: L.swiglu(X, np.ones((2, 2))), r"up must be \[.*\], got \[2, 2\]"),
     (lambda: L.rms_norm(X, np.ones(2)), r"w must be \[3\], got \[2\]"),
-    (lambda: L.rms_norm(X, np.ones(3), eps=-1.0), "0 or more, got -1"),
     (lambda: L.attention(*QKV), "kv heads divide query heads, got 4 and 10"),
-    (lambda: L.attention(QKV[1], *QKV[1:], kv_of=(0, 4, 1, 2)), "one of the kv heads 0 .. 3"),
     (lambda: L.rotate(np.ones((5, 4)), L.rotary_angles(np.arange(3), 4)), "of 3 tokens"),
     (lambda: L.rotary_angles(np.arange(3), 5), "2, 4, ..., got 5"),
     (lambda: L.embedding(TOKENS, X, vocabulary=4), r"0 .. 3, got 4 \(1 of 2"),
     (lambda: L.embedding(X, X), "tokens are integers, got float64"),
     (lambda: L.cross_entropy(np.ones((2, 4)), TOKENS), r"0 .. 3, or -100 .* got 4"),
     (lambda: L.cross_entropy(X, TOKENS * 0 - 100), "a count above 0, got 0"),
-    (
-        lambda: L.conv2d(IMAGE, np.ones((3, 3, 1, 1))),
-        "w .3, 3, 1, 1., 2 channels of x and groups=1",
-    ),
-    (lambda: L.conv2d(IMAGE, np.ones((1, 2, 7, 1)), padding=1), "use 1 more of"),
-    (lambda: L.conv2d(IMAGE, np.ones((1, 2, 1, 1)), padding=(1, 1, 1)), "one for columns"),
+    (lambda: L.conv2d(IMAGE, np.ones((3, 3, 1, 1))), r"w must be \[o, 2, y, x\], got \[3, 3"),
+    (lambda: L.conv2d(IMAGE, np.ones((1, 2, 7, 1)), padding=1), "got one of 7 x 1 and an image of"),
     (lambda: L.conv2d(IMAGE, np.ones((1, 2, 1, 1)), stride=0), "stride must be .* 1 or more"),
-    (lambda: L.max_pool2d(IMAGE, 2, padding=2), "padding 2 and size 2"),
-    (lambda: L.draw(L.Parameter((2, 3)), 0, "w", ([0, 2], slice(3))), "numbers 0 .. 1"),
-    (lambda: L.initialise({}, 0, {"w": None}), "got w"),
 ]
 
 

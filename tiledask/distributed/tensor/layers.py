@@ -276,11 +276,7 @@ def _of_layout(
     regather: bool = False,
     **options: Any,
 ) -> tuple[Placed, KeptLayer]:
-    if tuple(heads.kv_of) != tile.shared_heads(heads.query, heads.kv):
-        raise PlacementError(
-            f"over ranks, equally many neighbouring query heads share a kv head; got kv_of="
-            f"{heads.kv_of} of {heads.query} query and {heads.kv} kv heads: leave kv_of out"
-        )
+    tile.shared_heads(heads.query, heads.kv)  # refuses heads that cannot be shared
     (writer, prefix, _), given = LAYERS[name], [x]
     y = propagate(group, name, "*H -> *H", TOKENS, x=x)
     check_gather(group, x)

@@ -16,8 +16,6 @@ Column j is paired with j + w/2, as in checkpoints of Hugging Face. The paper, S
 (arXiv:2104.09864), pairs 2j with 2j + 1: the same after a permutation of columns of wq and wk.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,7 +57,6 @@ def softmax(x: Array) -> Array:
 
 
 def _softmax_in(y: Array) -> Array:
-    """``y``, in which its own softmax was computed."""
     y -= y.max(axis=-1, keepdims=True)
     array_namespace(y).exp(y, out=y)
     y /= y.sum(axis=-1, keepdims=True)
@@ -75,23 +72,18 @@ def softmax_grad(dy: Array, y: Array) -> Array:
     return rounded(dx, dy)
 
 
-_Map = Sequence[int] | None
+_Map = tuple[int, ...] | None
 
 
 @layer("q:bhse k:bgte v:bgtf -> bhsf", returns="p", program=False)
 def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    kv_of: _Map = None,
-    causal: bool = True,
-    scale: float | None = None,
+    q: Array, k: Array, v: Array, kv_of: _Map = None, causal: bool = True
 ) -> tuple[Array, Array]:
-    """softmax(scale q k^T) v [b, query heads, s, f]; saves the softmax, p [b, query heads, s, t].
+    """softmax(q k^T / sqrt(e)) v [b, query heads, s, f]; saves the softmax, p [b, heads, s, t].
 
     q [b, query heads, s, e], k [b, kv heads, t, e], v [b, kv heads, t, f]. ``kv_of`` is the kv
-    head of each query head, by default `shared_heads`; ``scale`` is 1/sqrt(e) by default. With
-    ``causal``, query i looks at keys 0 .. i. Vaswani et al., arXiv:1706.03762.
+    head of each query head, by default `shared_heads`. With ``causal``, query i looks at keys
+    0 .. i. Vaswani et al., arXiv:1706.03762.
 
     Of halves, scores, softmax and sums are float32; what is rounded is the result and p.
 
@@ -99,9 +91,10 @@ def attention(
     >>> attention(one, one, one)[1]["p"][0, 0].tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    xp, kv_of = array_namespace(q, k), _checked(kv_of, q, k)
+    xp = array_namespace(q, k)
+    kv_of = shared_heads(q.shape[1], k.shape[1]) if kv_of is None else kv_of
     scores = wide(q) @ _per_query(k, kv_of).swapaxes(-1, -2)
-    scores *= q.shape[-1] ** -0.5 if scale is None else scale
+    scores *= q.shape[-1] ** -0.5
     if causal:
         s, t = scores.shape[-2:]
         xp.copyto(scores, -np.inf, where=xp.arange(t) > xp.arange(s)[:, None])
@@ -111,35 +104,18 @@ def attention(
 
 @attention.grad
 def attention_grad(
-    dy: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    p: Array,
-    kv_of: _Map = None,
-    scale: float | None = None,
+    dy: Array, q: Array, k: Array, v: Array, p: Array, kv_of: _Map = None
 ) -> tuple[Array, Array, Array]:
     """(dq, dk, dv); a kv head's gradient is the sum over its query heads."""
-    kv_of = _checked(kv_of, q, k)
+    kv_of = shared_heads(q.shape[1], k.shape[1]) if kv_of is None else kv_of
     d, wide_p = wide(dy), wide(p)
     dp = d @ _per_query(v, kv_of).swapaxes(-1, -2)
     ds = softmax.backward(dp, wide_p)
-    ds *= q.shape[-1] ** -0.5 if scale is None else scale
+    ds *= q.shape[-1] ** -0.5
     dq = ds @ _per_query(k, kv_of)
     dk = _summed(ds.swapaxes(-1, -2) @ wide(q), kv_of, k.shape[1])
     dv = _summed(wide_p.swapaxes(-1, -2) @ d, kv_of, v.shape[1])
     return rounded(dq, dy), rounded(dk, dy), rounded(dv, dy)
-
-
-def _checked(kv_of: _Map, q: Array, k: Array) -> tuple[int, ...]:
-    heads, kv = q.shape[1], k.shape[1]
-    kv_of = shared_heads(heads, kv) if kv_of is None else tuple(kv_of)
-    if len(kv_of) != heads or not all(0 <= g < kv for g in kv_of):
-        raise KernelError(
-            f"kv_of has, for each of {heads} query heads, one of the kv heads 0 .. {kv - 1}, got "
-            f"{kv_of}"
-        )
-    return kv_of
 
 
 def _per_query(x: Array, kv_of: tuple[int, ...]) -> Array:
@@ -180,21 +156,15 @@ def rotary_angles(
 ) -> Angles:
     """The angles of tokens at ``positions`` [tokens], of heads whose first ``width`` columns turn.
 
-    Positions are any integers: a slice of a sequence begins where it begins. Angles are computed
-    in float64 and rounded to the accumulator of ``dtype`` only as sine and cosine, because float32
-    angles of far positions are wrong in the third digit.
+    Angles are computed in float64 and rounded to the accumulator of ``dtype`` only as sine and
+    cosine, because float32 angles of far positions are wrong in the third digit.
 
     >>> rotary_angles(np.arange(2), 4).sin.round(4).tolist()
     [[0.0, 0.0], [0.8414999842643738, 0.009999999776482582]]
     """
     check_integers("positions", positions)
-    if positions.ndim != 1:
-        raise KernelError(f"positions are a row, one for each token, got {positions.shape}")
     if width < 2 or width % 2:
-        raise KernelError(
-            f"columns turn in pairs, so width is 2, 4, ..., got {width}; for a head of odd width "
-            f"pass {max(2, width - 1)}: the rest passes"
-        )
+        raise KernelError(f"columns turn in pairs, so width is 2, 4, ..., got {width}")
     frequencies = base ** (-2.0 * np.arange(width // 2) / width)
     angles = to_numpy(positions)[:, None] * frequencies  # [tokens, width/2]
     module, kind = namespace(xp), accumulator(as_dtype(dtype))
@@ -212,8 +182,8 @@ def rotate(x: Array, angles: Angles) -> Array:
     tokens, half = angles.cos.shape
     if x.shape[-2] != tokens or x.shape[-1] < 2 * half:
         raise KernelError(
-            f"angles are of {tokens} tokens and {2 * half} columns, got x {x.shape}, whose last "
-            f"axes are tokens and columns; make rotary_angles of the positions of x"
+            f"angles are of {tokens} tokens and {2 * half} columns, got x {x.shape}; make "
+            f"rotary_angles of the positions of x"
         )
     wider, (cos, sin) = wide(x), angles
     left, right, rest = wider[..., :half], wider[..., half : 2 * half], wider[..., 2 * half :]
@@ -234,37 +204,35 @@ _Heads = tuple[int, int, int]
 """Query heads and kv heads here, and the columns of each."""
 
 
-def by_head(x: Array, width: int) -> Array:
+def _by_head(x: Array, width: int) -> Array:
     """[b, s, heads e] as [b, heads, s, e], with e = ``width``; a view."""
     return x.reshape(*x.shape[:2], x.shape[2] // width, width).swapaxes(1, 2)
 
 
-def merged(x: Array) -> Array:
-    """[b, heads, s, e] as [b, s, heads e]: `by_head` undone."""
+def _merged(x: Array) -> Array:
+    """[b, heads, s, e] as [b, s, heads e]: `_by_head` undone."""
     b, heads, s, e = x.shape
     return x.swapaxes(1, 2).reshape(b, s, heads * e)
 
 
-def _split(qkv: Array, heads: _Heads) -> tuple[Array, ...]:
+def _split(qkv: Array, heads: _Heads) -> tuple[Array, Array, Array]:
     query, kv, width = heads
-    ends = [0, query * width, (query + kv) * width, (query + 2 * kv) * width]
-    return tuple(by_head(qkv[..., a:b], width) for a, b in pairwise(ends))
+    every = _by_head(qkv, width)
+    return every[:, :query], every[:, query : query + kv], every[:, query + kv :]
 
 
 @op
-def _attention(
-    qkv: Array, heads: _Heads, kv_of: tuple[int, ...], causal: bool = True, scale: Any = None
-) -> tuple[Array, Array]:
-    c, p = attention.forward(*_split(qkv, heads), kv_of, causal, scale)
-    return merged(c), p
+def _attention(qkv: Array, heads: _Heads, kv_of: tuple[int, ...]) -> tuple[Array, Array]:
+    c, p = attention.forward(*_split(qkv, heads), kv_of)
+    return _merged(c), p
 
 
 @op
 def _attention_grad(
-    dc: Array, qkv: Array, p: Array, heads: _Heads, kv_of: tuple[int, ...], scale: Any = None
+    dc: Array, qkv: Array, p: Array, heads: _Heads, kv_of: tuple[int, ...]
 ) -> Array:
-    found = attention.backward(by_head(dc, heads[2]), *_split(qkv, heads), p, kv_of, scale)
-    return array_namespace(dc).concatenate([merged(each) for each in found], axis=-1)
+    found = attention.backward(_by_head(dc, heads[2]), *_split(qkv, heads), p, kv_of)
+    return array_namespace(dc).concatenate([_merged(each) for each in found], axis=-1)
 
 
 @op
@@ -272,7 +240,7 @@ def _rotate(qkv: Array, angles: Angles, heads: _Heads) -> Array:
     """q and k turned, and v as it is."""
     query, kv, width = heads
     n = (query + kv) * width
-    turned = merged(rotate.forward(by_head(qkv[..., :n], width), angles))
+    turned = _merged(rotate.forward(_by_head(qkv[..., :n], width), angles))
     return array_namespace(qkv).concatenate([turned, qkv[..., n:]], axis=-1)
 
 

@@ -53,10 +53,7 @@ def op(kernel: _Kernel) -> _Kernel:
 
 
 class LayerPair:
-    """A layer of one device: called with operands and options it gives (y, saved).
-
-    `grad` adds a gradient, of dy, what was saved, and the weights. Made by `layer`.
-    """
+    """A layer of one device, made by `layer`: of operands and options it gives (y, saved)."""
 
     backward: Callable[..., Any]
     """The kernel of its gradient."""

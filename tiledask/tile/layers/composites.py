@@ -13,11 +13,9 @@ where they are there. A device that holds some heads, or some inner columns, and
 last matrix, computes its term of the sum.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
-from tiledask.errors import KernelError
 from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.attention import Angles, shared_heads
@@ -33,37 +31,19 @@ __all__ += ["swiglu_mlp", "swiglu_mlp_grad", "swiglu_mlp_parameters"]
 
 Arrays = dict[str, Array]
 """Arrays by name: weight w<name> and bias b<name>."""
-_GATED = "_gate", "_up"
+_QKV, _GATED = ("q", "k", "v"), ("_gate", "_up")
+"""Matrices that may lie side by side, under their names in a row."""
 
 
 # -- attention -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Heads:
-    """How many heads the weights at hand have; the kv head of each query head, equally many
-    neighbours sharing one where it is left out.
-
-    >>> Heads(query=4, kv=2, width=8).kv_of
-    (0, 0, 1, 1)
-    """
+class Heads(NamedTuple):
+    """How many heads the weights at hand have; equally many query heads share a kv head."""
 
     query: int
     kv: int
     width: int  # Columns of a head
-    kv_of: Sequence[int] = ()
-
-    def __post_init__(self) -> None:
-        if self.width < 1:
-            raise KernelError(f"a head has 1 column or more, got width={self.width}")
-        kv_of = self.kv_of or shared_heads(self.query, self.kv)
-        object.__setattr__(self, "kv_of", tuple(kv_of))
-
-    @property
-    def columns(self) -> dict[str, int]:
-        """Columns of wq, wk and wv."""
-        kv = self.kv * self.width
-        return {"q": self.query * self.width, "k": kv, "v": kv}
 
 
 def self_attention_parameters(
@@ -74,17 +54,12 @@ def self_attention_parameters(
     >>> {n: p.shape for n, p in self_attention_parameters(16, Heads(4, 2, 4), fused=True).items()}
     {'wqkv': (16, 32), 'wo': (16, 16)}
     """
-    inputs = _matrices(hidden, heads.columns, "qkv" if fused else "", bias)
-    return inputs | matrix("o", heads.columns["q"], hidden, bias)
+    q, kv = heads.query * heads.width, heads.kv * heads.width
+    return _matrices(hidden, _QKV, (q, kv, kv), fused, bias) | matrix("o", q, hidden, bias)
 
 
 def self_attention(
-    x: Array,
-    weights: Arrays,
-    heads: Heads,
-    angles: Angles | None = None,
-    causal: bool = True,
-    scale: float | None = None,
+    x: Array, weights: Arrays, heads: Heads, angles: Angles | None = None
 ) -> tuple[Array, Saved]:
     """(y [b, s, h], saved) for x [b, s, h]; with ``angles``, q and k are turned by them.
 
@@ -95,31 +70,27 @@ def self_attention(
     [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]]
     """
     check("x:bsh", {"x": x})
-    names = ["qkv"] if "wqkv" in weights else [*heads.columns]
-    _check_weights(weights, *names, "o")
-    counts = heads.query, heads.kv, heads.width
-    core = {"heads": counts, "kv_of": heads.kv_of, "scale": scale}
-    core["qkv"] = _project(x, weights, heads.columns, "qkv")
+    qkv, kv_of = _project(x, weights, _QKV), shared_heads(heads.query, heads.kv)
     if angles is not None:
-        core["qkv"] = KERNELS["rotate"](core["qkv"], angles, counts)
-    c, core["p"] = KERNELS["attention"](**core, causal=causal)
-    return _apply(c, weights, "o"), {"x": x, "c": c, "core": core, "angles": angles, "by": heads}
+        qkv = KERNELS["rotate"](qkv, angles, heads)
+    c, p = KERNELS["attention"](qkv, heads, kv_of)
+    saved = {"x": x, "c": c, "angles": angles, "core": (qkv, p, heads, kv_of)}
+    return _apply(c, weights, "o"), saved
 
 
 def self_attention_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Arrays]:
     """(dx, the gradient of each weight by its name)."""
     grads: Arrays = {}
     dc = _apply_grad(dy, saved["c"], weights, "o", grads)
-    d = KERNELS["attention_grad"](dc, **saved["core"])
+    d = KERNELS["attention_grad"](dc, *saved["core"])
     if saved["angles"] is not None:
-        d = KERNELS["rotate_grad"](d, saved["angles"], saved["core"]["heads"])
-    columns = saved["by"].columns
-    return _project_grad(d, saved["x"], weights, columns, "qkv", grads), grads
+        d = KERNELS["rotate_grad"](d, saved["angles"], saved["core"][2])
+    return _project_grad(d, saved["x"], weights, _QKV, grads), grads
 
 
 def fuse_qkv(weights: Arrays) -> Arrays:
     """The same weights with wq, wk, wv (and bq, bk, bv) side by side, as wqkv (bqkv)."""
-    return _fuse(weights, ("q", "k", "v"), "qkv")
+    return _fuse(weights, _QKV)
 
 
 # -- feed-forward ----------------------------------------------------------------------------------
@@ -142,7 +113,6 @@ def mlp(x: Array, weights: Arrays, activation: str = "gelu") -> tuple[Array, Sav
     >>> mlp(np.array([[-3.0]]), w, "relu")[0].tolist()
     [[3.0]]
     """
-    _check_weights(weights, "_1", "_2")
     g, bent = find_activation(activation)(_apply(x, weights, "_1"))
     return _apply(g, weights, "_2"), {"x": x, "g": g, "bent": bent, "activation": activation}
 
@@ -163,7 +133,7 @@ def swiglu_mlp_parameters(
     >>> {name: p.shape for name, p in swiglu_mlp_parameters(4, 10, fused=True).items()}
     {'w_gate_up': (4, 20), 'w_down': (10, 4)}
     """
-    inputs = _matrices(hidden, dict.fromkeys(_GATED, inner), "_gate_up" if fused else "", bias)
+    inputs = _matrices(hidden, _GATED, (inner, inner), fused, bias)
     return inputs | matrix("_down", inner, hidden, bias)
 
 
@@ -175,9 +145,7 @@ def swiglu_mlp(x: Array, weights: Arrays) -> tuple[Array, Saved]:
     >>> swiglu_mlp(np.array([[1.0]]), w)[0].round(4).tolist()
     [[1.4621]]
     """
-    _check_weights(weights, *(["_gate_up"] if "w_gate_up" in weights else _GATED), "_down")
-    columns = dict.fromkeys(_GATED, weights["w_down"].shape[0])
-    z = _project(x, weights, columns, "_gate_up")
+    z = _project(x, weights, _GATED)
     g = KERNELS["swiglu"](z)
     return _apply(g, weights, "_down"), {"x": x, "z": z, "g": g}
 
@@ -187,36 +155,26 @@ def swiglu_mlp_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Ar
     grads: Arrays = {}
     dg = _apply_grad(dy, saved["g"], weights, "_down", grads)
     dz = KERNELS["swiglu_grad"](dg, saved["z"])
-    columns = dict.fromkeys(_GATED, saved["g"].shape[-1])
-    return _project_grad(dz, saved["x"], weights, columns, "_gate_up", grads), grads
+    return _project_grad(dz, saved["x"], weights, _GATED, grads), grads
 
 
 def fuse_gate_up(weights: Arrays) -> Arrays:
     """The same weights with gate and up side by side, as w_gate_up (and b_gate_up)."""
-    return _fuse(weights, _GATED, "_gate_up")
+    return _fuse(weights, _GATED)
 
 
 # -- matrices by name, apart or side by side -------------------------------------------------------
 
 
-def _matrices(rows: int, columns: Mapping[str, int], into: str, bias: bool) -> dict[str, Parameter]:
-    """Of each name, or all side by side ``into`` one."""
+def _matrices(
+    rows: int, names: tuple[str, ...], columns: tuple[int, ...], fused: bool, bias: bool
+) -> dict[str, Parameter]:
+    if fused:
+        return matrix("".join(names), rows, sum(columns), bias)
     made: dict[str, Parameter] = {}
-    for name, count in ({into: sum(columns.values())} if into else columns).items():
+    for name, count in zip(names, columns, strict=True):
         made |= matrix(name, rows, count, bias)
     return made
-
-
-def _check_weights(weights: Arrays, *names: str) -> None:
-    """Raises KernelError unless there is a w<name> for each name, and nothing but biases."""
-    needed = {f"w{name}" for name in names}
-    missing, unknown = needed - {*weights}, {*weights} - needed - {f"b{name}" for name in names}
-    if odd := sorted(missing or unknown):
-        raise KernelError(
-            f"the weights are {', '.join(sorted(needed))}, and biases with b for w, got "
-            f"{', '.join(weights) or 'none'}; {', '.join(odd)} "
-            f"{'missing' if missing else 'unknown'}"
-        )
 
 
 def _apply(x: Array, weights: Arrays, name: str) -> Array:
@@ -234,35 +192,31 @@ def _apply_grad(dy: Array, x: Array, weights: Arrays, name: str, grads: Arrays) 
     return dx
 
 
-def _project(x: Array, weights: Arrays, columns: Mapping[str, int], into: str) -> Array:
-    """What `_apply` gives of each name, side by side; these matrices may be one, w<into>."""
-    found = {into: sum(columns.values())} if f"w{into}" in weights else columns
-    for name, count in found.items():
-        if (got := weights[f"w{name}"].shape[-1]) != count:
-            raise KernelError(
-                f"w{name} has {count} columns beside these heads or this last matrix, got {got}; "
-                f"pass one device's columns of each part"
-            )
-    parts = [_apply(x, weights, name) for name in found]
-    return parts[0] if len(parts) == 1 else array_namespace(x).concatenate(parts, axis=-1)
+def _project(x: Array, weights: Arrays, names: tuple[str, ...]) -> Array:
+    """What `_apply` gives of each name, side by side; the matrices may be one."""
+    if f"w{''.join(names)}" in weights:
+        return _apply(x, weights, "".join(names))
+    parts = [_apply(x, weights, name) for name in names]
+    return array_namespace(x).concatenate(parts, axis=-1)
 
 
 def _project_grad(
-    dy: Array, x: Array, weights: Arrays, columns: Mapping[str, int], into: str, grads: Arrays
+    dy: Array, x: Array, weights: Arrays, names: tuple[str, ...], grads: Arrays
 ) -> Array:
     """dx of `_project`; writes the gradients of its weights to grads."""
-    if f"w{into}" in weights:
-        return _apply_grad(dy, x, weights, into, grads)
-    each = zip(columns, pairwise(ends_of(columns.values())), strict=True)
+    if f"w{''.join(names)}" in weights:
+        return _apply_grad(dy, x, weights, "".join(names), grads)
+    ends = ends_of(weights[f"w{name}"].shape[1] for name in names)
+    each = zip(names, pairwise(ends), strict=True)
     terms = [wide(_apply_grad(dy[..., a:b], x, weights, n, grads)) for n, (a, b) in each]
     return rounded(sum(terms[1:], start=terms[0]), dy)
 
 
-def _fuse(weights: Arrays, names: tuple[str, ...], into: str) -> Arrays:
+def _fuse(weights: Arrays, names: tuple[str, ...]) -> Arrays:
     """The same weights with those of ``names`` side by side, under one name."""
     fused = {name: w for name, w in weights.items() if name[1:] not in names}
     for kind in "wb":
         parts = [weights[kind + name] for name in names if kind + name in weights]
         if parts:
-            fused[kind + into] = array_namespace(*parts).concatenate(parts, axis=-1)
+            fused[kind + "".join(names)] = array_namespace(*parts).concatenate(parts, axis=-1)
     return fused

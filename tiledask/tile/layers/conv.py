@@ -3,13 +3,12 @@
     unfold   x [n, c, h, w] -> [n, c, kh, kw, oh, ow]      every window's elements, a view
     fold     [n, c, kh, kw, oh, ow] -> [n, c, h, w]        each element, summed over its windows
 
-    columns [g, c/g kh kw, oh ow n]     every window of every image as a column, copied
-    y [g, o/g, oh ow n] = w [g, o/g, c/g kh kw] @ columns
+    columns [c kh kw, oh ow n]     every window of every image as a column, copied
+    y [o, oh ow n] = w [o, c kh kw] @ columns
 
 Convolution as this field has it: w is not mirrored. Images come last inside, so that a copy moves
-a row of windows of all images at once and a group is one product; outside they come first. Groups
-g split both channels: output channels of a group see its input channels only. The columns are made
-again for the backward; x is all that is saved.
+a row of windows of all images at once; outside they come first. The columns are made again for the
+backward; x is all that is saved.
 """
 
 from collections.abc import Iterable
@@ -52,17 +51,15 @@ class Windows:
         >>> windows(5, stride=2, padding=(0, (1, 1))).out((5, 8))
         (1, 3)
         """
-        rest = []
-        for i, axis in enumerate(("rows", "columns")):
-            reach = (self.size[i] - 1) * self.dilation[i] + 1
-            padded = image[i] + sum(self.padding[i])
-            if reach > padded:
-                raise KernelError(
-                    f"a window fits into the padded image, got one of {reach} {axis} and an image "
-                    f"of {padded}; use {reach - padded} more of padding or a smaller window"
-                )
-            rest.append(padded - reach)
-        return rest[0] // self.stride[0] + 1, rest[1] // self.stride[1] + 1
+        reach = [(size - 1) * step + 1 for size, step in zip(self.size, self.dilation, strict=True)]
+        padded = [extent + sum(sides) for extent, sides in zip(image, self.padding, strict=True)]
+        if reach[0] > padded[0] or reach[1] > padded[1]:
+            raise KernelError(
+                f"a window fits into the padded image, got one of {reach[0]} x {reach[1]} and an "
+                f"image of {padded[0]} x {padded[1]}; use more padding or a smaller window"
+            )
+        (down, across), (rows, columns) = self.stride, padded
+        return (rows - reach[0]) // down + 1, (columns - reach[1]) // across + 1
 
     def unfold(self, x: Array, fill: float = 0.0) -> Array:
         """A view [a, kh, kw, oh, ow, z] of x [a, h, w, z] padded with ``fill``; only read it."""
@@ -98,10 +95,8 @@ def windows(size: Pair, stride: Pair = 1, padding: Sides = 0, dilation: Pair = 1
     >>> windows(3, padding=((1, 0), (1, 1))).out((4, 4))
     (3, 4)
     """
-    sides = tuple(padding) if isinstance(padding, Iterable) else (padding, padding)
-    if len(sides) != 2:
-        raise KernelError(f"padding is one for rows and one for columns, got {padding!r}")
-    sides = _pair("padding", sides[0], 0), _pair("padding", sides[1], 0)
+    above, left = padding if isinstance(padding, Iterable) else (padding, padding)
+    sides = _pair("padding", above, 0), _pair("padding", left, 0)
     size, stride = _pair("size", size, 1), _pair("stride", stride, 1)
     return Windows(size, stride, sides, _pair("dilation", dilation, 1))
 
@@ -116,20 +111,17 @@ def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
 # -- convolution -----------------------------------------------------------------------------------
 
 
-def conv2d_parameters(
-    channels: int, out: int, size: tuple[int, int], groups: int = 1, bias: bool = True
-) -> dict[str, Parameter]:
-    """w [out, channels/groups, kh, kw] with deviations of 1/sqrt(what a window holds), and b [out].
+def conv2d_parameters(channels: int, out: int, size: tuple[int, int]) -> dict[str, Parameter]:
+    """w [out, channels, kh, kw] with deviations of 1/sqrt(what a window holds), and b [out].
 
     >>> {name: p.shape for name, p in conv2d_parameters(1, 20, (3, 3)).items()}
     {'w': (20, 1, 3, 3), 'b': (20,)}
     """
-    shape = (out, channels // groups, *size)
-    w = Parameter(shape, "normal", (shape[1] * size[0] * size[1]) ** -0.5)
-    return {"w": w, "b": Parameter((out,), "zeros")} if bias else {"w": w}
+    w = Parameter((out, channels, *size), "normal", (channels * size[0] * size[1]) ** -0.5)
+    return {"w": w, "b": Parameter((out,), "zeros")}
 
 
-@layer("x:nchw w:oiyx b:o -> noqp", size=lambda given: given["w"].shape[2:])
+@layer("x:nchw w:ocyx b:o -> noqp", size=lambda given: given["w"].shape[2:])
 def conv2d(
     x: Array,
     w: Array,
@@ -137,9 +129,8 @@ def conv2d(
     stride: Pair = 1,
     padding: Sides = 0,
     dilation: Pair = 1,
-    groups: int = 1,
 ) -> Array:
-    """[n, o, oh, ow] for x [n, c, h, w], w [o, c/groups, kh, kw] and b [o], or no b.
+    """[n, o, oh, ow] for x [n, c, h, w], w [o, c, kh, kw] and b [o], or no b.
 
     ``padding`` adds zeros: an integer, (rows, columns), or ((above, below), (left, right)).
 
@@ -147,38 +138,31 @@ def conv2d(
     >>> conv2d(x, np.ones((1, 1, 2, 2)))[0].tolist()
     [[[[8.0, 12.0], [20.0, 24.0]]]]
     """
-    if not is_whole(groups, 1) or w.shape[0] % groups or w.shape[1] * groups != x.shape[1]:
-        raise KernelError(
-            f"w is [out, channels of x / groups, rows, columns], and groups divide both, got w "
-            f"{w.shape}, {x.shape[1]} channels of x and groups={groups}"
-        )
     geometry = windows(w.shape[2:], stride, padding, dilation)
     shape = (w.shape[0], *geometry.out(x.shape[2:]), len(x))
-    y = (_by_group(w, groups) @ _columns(x, geometry, groups)).reshape(shape)
+    y = (_flat(wide(w)) @ _columns(x, geometry)).reshape(shape)
     if b is not None:
         y += wide(b)[:, None, None, None]
     return _images_first(rounded(y, x))
 
 
 @conv2d.grad
-def conv2d_grad_input(dy: Array, x: Array, w: Array, groups: int = 1, **window: Any) -> Array:
+def conv2d_grad_input(dy: Array, x: Array, w: Array, **window: Any) -> Array:
     """dx [n, c, h, w]: each window's share of dy through w, summed where windows overlap."""
     geometry = windows(w.shape[2:], **window)
-    d = _by_group(_images_last(dy), groups)
-    columns = _by_group(w, groups).swapaxes(-1, -2) @ d
+    columns = _flat(wide(w)).T @ _flat(_images_last(dy))
     parts = columns.reshape(x.shape[1], *geometry.size, *dy.shape[2:], len(x))
     return _images_first(rounded(geometry.fold(parts, x.shape[2:]), dy))
 
 
 @conv2d.grad
 def conv2d_grad_weight(
-    dy: Array, x: Array, size: Pair, groups: int = 1, bias: bool = True, **window: Any
+    dy: Array, x: Array, size: Pair, bias: bool = True, **window: Any
 ) -> tuple[Array, Array | None]:
-    """(dw [o, c/groups, kh, kw], db [o]) of windows of ``size``; without a ``bias`` db is None."""
+    """(dw [o, c, kh, kw], db [o]) of windows of ``size``; without a ``bias`` db is None."""
     geometry = windows(size, **window)
-    d = _by_group(_images_last(dy), groups)
-    dw = d @ _columns(x, geometry, groups).swapaxes(-1, -2)  # [g, o/g, c/g kh kw]
-    dw = dw.reshape(dy.shape[1], x.shape[1] // groups, *geometry.size)
+    dw = _flat(_images_last(dy)) @ _columns(x, geometry).T  # [o, c kh kw]
+    dw = dw.reshape(dy.shape[1], x.shape[1], *geometry.size)
     return rounded(dw, dy), rounded(wide(dy).sum(axis=(0, 2, 3)), dy) if bias else None
 
 
@@ -190,16 +174,15 @@ def conv2d_grad(
     return conv2d_grad_input(dy, saved, w), *conv2d_grad_weight(dy, with_bias)
 
 
-def _columns(x: Array, geometry: Windows, groups: int) -> Array:
-    """[g, c/g kh kw, oh ow n]."""
+def _columns(x: Array, geometry: Windows) -> Array:
+    """[c kh kw, oh ow n]."""
     view = geometry.unfold(_images_last(x))
-    c, kh, kw, oh, ow, n = view.shape
-    return view.reshape(groups, c // groups * kh * kw, oh * ow * n)
+    return view.reshape(prod(view.shape[:3]), prod(view.shape[3:]))
 
 
-def _by_group(x: Array, groups: int) -> Array:
-    """[g, channels / g, the rest] for x [channels, ...]."""
-    return wide(x).reshape(groups, x.shape[0] // groups, prod(x.shape[1:]))  # there may be none
+def _flat(x: Array) -> Array:
+    """[channels, the rest] for x [channels, ...]."""
+    return x.reshape(x.shape[0], prod(x.shape[1:]))  # there may be none
 
 
 def _images_last(x: Array) -> Array:
@@ -273,13 +256,7 @@ def avg_pool2d_grad(dy: Array, image: tuple[int, int], **window: Any) -> Array:
 
 
 def _pooling(size: Pair, stride: Pair | None = None, padding: Sides = 0) -> Windows:
-    geometry = windows(size, size if stride is None else stride, padding)
-    for extent, sides in zip(geometry.size, geometry.padding, strict=True):
-        if max(sides) >= extent:
-            raise KernelError(
-                f"padding is less than a window, got padding {max(sides)} and size {extent}"
-            )
-    return geometry
+    return windows(size, size if stride is None else stride, padding)
 
 
 def _unfolded(x: Array, geometry: Windows, fill: float = 0.0) -> Array:

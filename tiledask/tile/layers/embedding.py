@@ -20,9 +20,8 @@ _COLUMNS = 256
 def embedding(tokens: Array, table: Array, first: int = 0, vocabulary: int | None = None) -> Array:
     """[..., h] for tokens [...] and the rows ``first``, first + 1, ... of a table [rows, h].
 
-    Tokens without a row here give zeros, so the sum over the devices is the whole table's. With
-    ``vocabulary``, a token outside of 0 .. vocabulary - 1, whose row is nowhere, raises
-    KernelError; without it such a token is zeros everywhere.
+    Tokens without a row here give zeros, so the sum over the devices is the whole table's; one
+    outside of the ``vocabulary``, if that is given, raises KernelError.
 
     >>> import numpy as np
     >>> embedding(np.array([2, 3, 4]), np.array([[1.0], [2.0]]), first=3)[0].tolist()

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from math import prod
-from types import ModuleType
 
 import numpy as np
 
@@ -16,21 +15,19 @@ __all__ = ["by_token", "check", "check_integers", "local_index", "multiply", "ro
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-def check(shapes: str, operands: Mapping[str, Array]) -> ModuleType:
-    """NumPy or CuPy, whose the operands are; KernelError unless they go together as ``shapes`` say.
+def check(shapes: str, operands: Mapping[str, Array]) -> None:
+    """Raises KernelError unless the operands go together as ``shapes`` say.
 
     A letter is an extent, the same wherever it stands, a star any extents in front. All are floats
     of one element type; what is None, or not given, doesn't count.
 
     >>> check("x:*i w:io b:o", {"x": np.ones((7, 5, 4)), "w": np.ones((3, 2))})
     Traceback (most recent call last):
-        ...
     tiledask.errors.KernelError: w must be [4, o], got [3, 2], for shapes are x:*i w:io b:o
     """
     given = [operands.get(name) for name, _ in _parsed(shapes)]
-    xp = array_namespace(*[x for x in given if x is not None])
+    array_namespace(*[x for x in given if x is not None])
     _agree(shapes, tuple([None if x is None else (x.dtype, x.shape) for x in given]))
-    return xp
 
 
 @cache
@@ -46,10 +43,7 @@ def _agree(shapes: str, given: tuple[tuple[np.dtype, tuple[int, ...]] | None, ..
     types = {dtype for *_, dtype, _ in found}
     if len(types) > 1 or name_of(*types) not in FLOATS:
         listed = ", ".join(f"{name} {dtype.name}" for name, _, dtype, _ in found)
-        raise KernelError(
-            f"operands are of one element type, {', '.join(FLOATS)}, got {listed}; cast with "
-            f".astype"
-        )
+        raise KernelError(f"operands are of one element type, {FLOATS}, got {listed}; use .astype")
     extents: dict[str, object] = {}
     for name, dims, _, shape in found:
         ends = dims.removeprefix("*")
@@ -87,11 +81,7 @@ def rounded(y: Array, like: Array) -> Array:
 
 
 def multiply(a: Array, b: Array) -> Array:
-    """a b [..., n] for a [..., k] and b [k, n], halves summed in float32 and not rounded yet.
-
-    >>> multiply(np.ones((2, 2, 3), np.float16), np.ones((3, 4), np.float16)).dtype.name
-    'float32'
-    """
+    """a b [..., n] for a [..., k] and b [k, n], halves summed in float32 and not rounded yet."""
     flat, summed = by_token(a), accumulator(a.dtype)
     if type(a) is type(b) is np.ndarray and summed == a.dtype:
         out = np.matmul(flat, b)  # what "blas" does, at once
