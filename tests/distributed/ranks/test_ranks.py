@@ -5,6 +5,7 @@ Holds `tiledask.distributed.ranks.exchange`, `tiledask.distributed.ranks.mismatc
 """
 
 import threading
+import time
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -290,6 +291,16 @@ def test_what_a_rank_raises_is_everybodys_in_words_where_it_cannot_travel(error)
     for each in (caught, raised[0]):
         assert "raised by rank 1 outside of its collectives" in "".join(each.__notes__)
     assert "raise error" in "".join(caught.__notes__)
+
+
+def test_one_rank_that_raises_when_the_others_have_returned():
+    def program(rank):
+        if rank.index == 0:
+            time.sleep(0.2)
+            raise KeyError("w")
+
+    with pytest.raises(KeyError, match="w"):
+        run_threads(program, 2, timeout=240)
 
 
 def test_of_a_circle_the_deadline_says_who_waits_for_whom():
