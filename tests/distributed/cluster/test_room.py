@@ -151,7 +151,7 @@ def test_what_others_left_on_a_worker_counts(small):
     """Operands and ballast stay below where Dask would move one of them to disk; with the rest of
     the product, which alone would fit, they would not."""
     n = int(0.88 * largest(small))
-    size = int(room_of(small).bytes - 0.78 * planned(n)) // 8
+    size = int(room_of(small).bytes - 0.68 * planned(n)) // 8
     ballast = small.submit(1, np.ones, size, name="ballast")
     small.wait([ballast], "the ballast")
     a, b = ones(small, n), ones(small, n)

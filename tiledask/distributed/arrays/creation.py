@@ -114,12 +114,13 @@ def from_dask(
     x = mesh.cluster.client.persist(x)
     parts = mesh.cluster.client.persist([x[slices(region)] for region in tiling.regions])
     futures = {future.key: future for future in futures_of(parts)}
-
-    def nested(keys: Any) -> Any:
-        return [*map(nested, keys)] if isinstance(keys, list) else futures[keys]
-
-    given = [(nested(part.__dask_keys__()),) for part in parts]
+    given = [(_looked_up(part.__dask_keys__(), futures),) for part in parts]
     return _made(_assemble, given, mesh, tiling, x.dtype, "from_dask", timeout)
+
+
+def _looked_up(keys: Any, futures: dict[Any, Any]) -> Any:
+    """Futures in the place of ``keys``, in lists as these are nested."""
+    return [_looked_up(k, futures) for k in keys] if isinstance(keys, list) else futures[keys]
 
 
 # -- what all have in common -----------------------------------------------------------------------

@@ -79,6 +79,10 @@ def check_product(
     >>> print(check_product(A, B, A @ B))  # doctest: +SKIP
     right: row 3 is off by 1.9e-06, rounding explains 0.00021
     """
+    if B.ndim != 2:
+        raise PlacementError(
+            f"B is a matrix [k, n] here, got {B.shape}; compare vectors as they are"
+        )
     if Partial() in (*A.placements, *B.placements):
         raise PlacementError("A and B have blocks to be looked at, not partial sums: redistribute")
     if Partial() in C.placements:
