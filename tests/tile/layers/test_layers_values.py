@@ -329,11 +329,15 @@ def test_what_halves_cannot_hold_on_the_way():
 
 X, IMAGE, TOKENS = np.ones((2, 3)), np.ones((1, 2, 4, 5)), np.array([0, 4])
 QKV = [np.ones((1, heads, 2, 3)) for heads in (10, 4, 4)]
+GATED = {"w_gate": np.ones((3, 4)), "w_up": np.ones((3, 5)), "w_down": np.ones((4, 3))}
 REFUSED = [
     (lambda: L.linear(X, X.T.astype("f4")), "one element type, .* got x float64, w float32"),
     (lambda: L.relu(np.ones(3, int)), "'float32', 'float64'., got x int64"),
     (lambda: L.linear(X, np.ones((4, 1))), r"w must be \[3, o\], got \[4, 1\]"),
     (lambda: L.find_activation("tanh"), "one of relu, gelu, silu, got 'tanh'"),
+    (lambda: L.mlp(X, {"w_1": X}), "w_2 missing"),
+    (lambda: L.mlp(X, {"w_1": X, "w_2": X, "b_3": X}), "b_3 unknown"),
+    (lambda: L.swiglu_mlp(X, GATED), "w_up has 4 columns .* got 5"),
     (lambda: L.swiglu(X, np.ones((2, 2))), r"up must be \[.*\], got \[2, 2\]"),
     (lambda: L.rms_norm(X, np.ones(2)), r"w must be \[3\], got \[2\]"),
     (lambda: L.attention(*QKV), "kv heads divide query heads, got 4 and 10"),

@@ -16,6 +16,7 @@ last matrix, computes its term of the sum.
 from itertools import pairwise
 from typing import NamedTuple
 
+from tiledask.errors import KernelError
 from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.attention import Angles, shared_heads
@@ -70,7 +71,10 @@ def self_attention(
     [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]]
     """
     check("x:bsh", {"x": x})
-    qkv, kv_of = _project(x, weights, _QKV), shared_heads(heads.query, heads.kv)
+    _check_weights(weights, *_together(weights, _QKV), "o")
+    q, kv = heads.query * heads.width, heads.kv * heads.width
+    qkv = _project(x, weights, _QKV, (q, kv, kv))
+    kv_of = shared_heads(heads.query, heads.kv)
     if angles is not None:
         qkv = KERNELS["rotate"](qkv, angles, heads)
     c, p = KERNELS["attention"](qkv, heads, kv_of)
@@ -113,6 +117,7 @@ def mlp(x: Array, weights: Arrays, activation: str = "gelu") -> tuple[Array, Sav
     >>> mlp(np.array([[-3.0]]), w, "relu")[0].tolist()
     [[3.0]]
     """
+    _check_weights(weights, "_1", "_2")
     g, bent = find_activation(activation)(_apply(x, weights, "_1"))
     return _apply(g, weights, "_2"), {"x": x, "g": g, "bent": bent, "activation": activation}
 
@@ -145,7 +150,8 @@ def swiglu_mlp(x: Array, weights: Arrays) -> tuple[Array, Saved]:
     >>> swiglu_mlp(np.array([[1.0]]), w)[0].round(4).tolist()
     [[1.4621]]
     """
-    z = _project(x, weights, _GATED)
+    _check_weights(weights, *_together(weights, _GATED), "_down")
+    z = _project(x, weights, _GATED, (weights["w_down"].shape[0],) * 2)
     g = KERNELS["swiglu"](z)
     return _apply(g, weights, "_down"), {"x": x, "z": z, "g": g}
 
@@ -177,6 +183,24 @@ def _matrices(
     return made
 
 
+def _check_weights(weights: Arrays, *names: str) -> None:
+    """Raises KernelError unless there is a w<name> for each name, and nothing but biases."""
+    known = {f"w{name}" for name in names}
+    missing, odd = known - {*weights}, {*weights} - known - {f"b{name}" for name in names}
+    if missing or odd:
+        raise KernelError(
+            f"weights are {', '.join(sorted(known))}, and biases with b for w, got "
+            f"{', '.join(weights) or 'none'}: {', '.join(sorted(missing or odd))} "
+            f"{'missing' if missing else 'unknown'}"
+        )
+
+
+def _together(weights: Arrays, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The name of several matrices in one, if they are that; else the names."""
+    one = "".join(names)
+    return (one,) if f"w{one}" in weights else names
+
+
 def _apply(x: Array, weights: Arrays, name: str) -> Array:
     """x w<name> + b<name>."""
     y: Array = linear(x, weights[f"w{name}"], weights.get(f"b{name}"))[0]
@@ -192,12 +216,17 @@ def _apply_grad(dy: Array, x: Array, weights: Arrays, name: str, grads: Arrays) 
     return dx
 
 
-def _project(x: Array, weights: Arrays, names: tuple[str, ...]) -> Array:
+def _project(x: Array, weights: Arrays, names: tuple[str, ...], columns: tuple[int, ...]) -> Array:
     """What `_apply` gives of each name, side by side; the matrices may be one."""
-    if f"w{''.join(names)}" in weights:
-        return _apply(x, weights, "".join(names))
-    parts = [_apply(x, weights, name) for name in names]
-    return array_namespace(x).concatenate(parts, axis=-1)
+    found = _together(weights, names)
+    for name, count in zip(found, columns if found == names else [sum(columns)], strict=True):
+        if (got := weights[f"w{name}"].shape[-1]) != count:
+            raise KernelError(
+                f"w{name} has {count} columns beside these heads or this last matrix, got {got}; "
+                f"pass one device's columns of each part"
+            )
+    parts = [_apply(x, weights, name) for name in found]
+    return parts[0] if len(parts) == 1 else array_namespace(x).concatenate(parts, axis=-1)
 
 
 def _project_grad(
