@@ -23,11 +23,16 @@ def create(array: Any) -> None:
 
 def read(array: Any, region: Region, out: np.ndarray) -> None:
     """None, once ``out`` holds the region of a StoredArray."""
-    with open(array.path, "rb") as file:
+    with open(array.path, "rb", buffering=0) as file:
         for at, row in _runs(array, region, out):
             file.seek(at)
-            if file.readinto(row.data) < row.nbytes:
-                raise ConfigError(f"{array.path} was cut short while it was read; write it again")
+            left = row.view(np.uint8).data
+            while left:  # in as many calls as the system wants
+                if not (read := file.readinto(left)):
+                    raise ConfigError(
+                        f"{array.path} was cut short while it was read; write it again"
+                    )
+                left = left[read:]
 
 
 def write(array: Any, region: Region, block: np.ndarray, durable: bool) -> None:
