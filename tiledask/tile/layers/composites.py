@@ -46,6 +46,12 @@ class Heads(NamedTuple):
     kv: int
     width: int  # Columns of a head
 
+    @property
+    def columns(self) -> tuple[int, int, int]:
+        """Columns of wq, wk and wv."""
+        kv = self.kv * self.width
+        return self.query * self.width, kv, kv
+
 
 def self_attention_parameters(
     hidden: int, heads: Heads, fused: bool = False, bias: bool = False
@@ -55,8 +61,8 @@ def self_attention_parameters(
     >>> {n: p.shape for n, p in self_attention_parameters(16, Heads(4, 2, 4), fused=True).items()}
     {'wqkv': (16, 32), 'wo': (16, 16)}
     """
-    q, kv = heads.query * heads.width, heads.kv * heads.width
-    return _matrices(hidden, _QKV, (q, kv, kv), fused, bias) | matrix("o", q, hidden, bias)
+    inputs = _matrices(hidden, _QKV, heads.columns, fused, bias)
+    return inputs | matrix("o", heads.columns[0], hidden, bias)
 
 
 def self_attention(
@@ -72,8 +78,7 @@ def self_attention(
     """
     check("x:bsh", {"x": x})
     _check_weights(weights, *_together(weights, _QKV), "o")
-    q, kv = heads.query * heads.width, heads.kv * heads.width
-    qkv = _project(x, weights, _QKV, (q, kv, kv))
+    qkv = _project(x, weights, _QKV, heads.columns)
     kv_of = shared_heads(heads.query, heads.kv)
     if angles is not None:
         qkv = KERNELS["rotate"](qkv, angles, heads)
