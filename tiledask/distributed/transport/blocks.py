@@ -331,12 +331,12 @@ def read_part(
 
     async def ask() -> Any:
         owner = worker.rpc(ticket.address)
-        return (await owner.tiledask_read(exchange=exchange, key=ticket.key, ends=ends))["part"]
+        call = owner.tiledask_read(exchange=exchange, key=ticket.key, ends=ends)
+        return (await asyncio.wait_for(call, PATIENCE))["part"]  # which ends it, too
 
     lost = ""
     try:
-        asked = asyncio.run_coroutine_threadsafe(ask(), worker.loop.asyncio_loop)
-        part = asked.result(PATIENCE)
+        part = asyncio.run_coroutine_threadsafe(ask(), worker.loop.asyncio_loop).result()
     except TimeoutError:
         raise DeadlineError(
             f"the worker at {ticket.address} did not send a block's part within {PATIENCE:g} s; "
