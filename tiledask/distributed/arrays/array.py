@@ -16,9 +16,10 @@ from distributed.system import MEMORY_LIMIT
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
+from tiledask.distributed.tiled import Tiled
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan import html
-from tiledask.plan.products.placement import Partial, Placement, Shard, Tiled, Tiling
+from tiledask.plan.products.placement import Partial, Placement, Shard, Tiling
 from tiledask.plan.products.regions import Region, region_size, slices
 from tiledask.plan.units import format_bytes
 from tiledask.tile import TileCount

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.tiled import Tiled
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import (
     ANY,
@@ -22,7 +23,6 @@ from tiledask.plan.products.placement import (
     Replicate,
     Shard,
     Shards,
-    Tiled,
     Tiling,
 )
 from tiledask.plan.products.regions import slices

@@ -29,7 +29,7 @@ from tiledask.plan.intervals import Interval, part_of, split
 from tiledask.plan.products.regions import Region, TensorSlice, overlap, within
 from tiledask.plan.whole import is_whole
 
-__all__ = ["ANY", "Partial", "Placement", "Replicate", "Shard", "Shards", "Tiled", "Tiling"]
+__all__ = ["ANY", "Partial", "Placement", "Replicate", "Shard", "Shards", "Tiling"]
 __all__ += ["even_shards", "local_shapes"]
 
 
@@ -244,22 +244,3 @@ class Tiling:
 def local_shapes(tilings: Mapping[str, Tiling], rank: int) -> dict[str, tuple[int, ...]]:
     """By name, the shapes of what a rank of a group holds of arrays."""
     return {name: tiling.block_shape((rank,)) for name, tiling in tilings.items()}
-
-
-class Tiled:
-    """What has a Tiling: its shape and placements are those of the whole array."""
-
-    __slots__ = ()
-    tiling: Tiling
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tiling.shape
-
-    @property
-    def ndim(self) -> int:
-        return len(self.tiling.shape)
-
-    @property
-    def placements(self) -> tuple[Placement, ...]:
-        return self.tiling.placements
