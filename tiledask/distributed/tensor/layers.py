@@ -280,15 +280,14 @@ def _of_layout(
     (writer, prefix, _), given = LAYERS[name], [x]
     y = propagate(group, name, "*H -> *H", TOKENS, x=x)
     check_gather(group, x)
-    counts = HeadCounts(heads.query, heads.kv, heads.width)
     gated = options.get("kernel") == "swiglu" or options.get("gated", False)
-    _check_layout(group, name, y.shape[-1], weights, counts, gated)
+    _check_layout(group, name, y.shape[-1], weights, heads, gated)
     if "angles" in options:
         if x.ndim != 3:
             raise PlacementError(f"attention takes x [batch, tokens, width], got {x}")
         if options["angles"] is not None:
             given.append(Placed.of(options.pop("angles"), EVERYWHERE, ()))
-    rule = LayerRule(writer, name, y, OF_A_SUM, y, prefix, counts, regather)
+    rule = LayerRule(writer, name, y, OF_A_SUM, y, prefix, heads, regather)
     return forward(group, rule, tuple(given), weights, unit="", **options)
 
 

@@ -169,7 +169,7 @@ def _load(trainer: Trainer, config: Any) -> None:
 def _identity(config: Any) -> dict[str, Any]:
     """What makes a training this one, whatever its layout. Rates and batches may change."""
     model, usual = config.model, {each.name: each.default for each in fields(config.model)}
-    facts = asdict(model) | {"kv_heads": model.head_counts.kv, "ffn": model.inner}
+    facts = asdict(model) | {"kv_heads": model.head_counts[1], "ffn": model.inner}
     special = {name: facts.pop(name) for name in ("eps", "base", "head_dim", "learned")}
     facts = {name: n if isinstance(n, bool) else int(n) for name, n in facts.items()}
     facts |= {"dtype": config.dtype, "seed": config.seed}

@@ -154,7 +154,7 @@ class Trainer:
                 state[name] = None if owned.all() else self.rank.on_device(owned)
         model, how = self.job.model, {"dtype": self.job.dtype, "xp": self.rank.backend}
         if model.gated:
-            at, width = np.arange(model.sequence), model.head_counts.width
+            at, (*_, width) = np.arange(model.sequence), model.head_counts
             state["angles"] = tile.rotary_angles(at, width, base=model.base, **how)
         return state
 

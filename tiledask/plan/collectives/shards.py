@@ -11,7 +11,6 @@ embedding   w_head                    table
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
 
 from tiledask.errors import PlacementError
 from tiledask.plan.intervals import Interval, ends_of, even
@@ -67,14 +66,8 @@ def shards(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(b - a for a, b in zip(*pair, strict=True)) for pair in pairwise(until))
 
 
-class HeadCounts(NamedTuple):
-    """The heads of an attention layer, on all ranks together."""
-
-    query: int
-    kv: int
-    width: int  # columns of each
-
-
+HeadCounts = tuple[int, int, int]
+"""Of an attention layer, on all ranks together: query heads, kv heads, columns of each."""
 Shardings = dict[str, Replicate | Shard]
 """Placements by the weight's name. Names that weights do not have, such as biases, may be there."""
 
@@ -94,9 +87,10 @@ def mlp_layout(inner: int, ranks: int) -> Shardings:
     return _layout(into, {"_2": shards, "_down": shards})
 
 
-def attention_layout(heads: Any, ranks: int) -> Shardings:
+def attention_layout(heads: HeadCounts, ranks: int) -> Shardings:
     """The layout of `self_attention`, fused or not; kv heads on every rank that looks at them."""
-    q, kv = (each.scaled(heads.width) for each in deal_heads(heads.query, heads.kv, ranks))
+    query, kv_heads, width = heads
+    q, kv = (each.scaled(width) for each in deal_heads(query, kv_heads, ranks))
     return _layout({"q": q, "k": kv, "v": kv, "qkv": side_by_side(q, kv, kv)}, {"o": q})
 
 
@@ -106,7 +100,7 @@ def embedding_layout(vocabulary: int, ranks: int) -> Shardings:
     return {"table": Shard(0, shards)} | _layout({"_head": shards}, {})
 
 
-def block_layout(heads: Any, inner: int, ranks: int) -> Shardings:
+def block_layout(heads: HeadCounts, inner: int, ranks: int) -> Shardings:
     """The layout of a decoder block, in one dict; the weights of its norms are on every rank."""
     found: Shardings = {f"{n}.{kind}": Replicate() for n in ("norm_1", "norm_2") for kind in "wb"}
     layers = {"attention": attention_layout(heads, ranks), "mlp": mlp_layout(inner, ranks)}

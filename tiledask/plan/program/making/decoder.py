@@ -27,7 +27,8 @@ def block_shapes(
     bias: bool = False,
 ) -> Shapes:
     """Of a block's weights, in order. ``fused``: q, k and v are one matrix, and gate and up."""
-    q, kv = heads.query * heads.width, heads.kv * heads.width
+    query, kv_heads, width = heads
+    q, kv = query * width, kv_heads * width
     into = {"qkv": q + 2 * kv} if fused else {"q": q, "k": kv, "v": kv}
     first = {"gate_up": 2 * inner} if fused else dict.fromkeys(("gate", "up"), inner)
     if not gated:
@@ -76,7 +77,7 @@ class Decoder:
     def head_counts(self) -> HeadCounts:
         """Of its attention."""
         width = self.head_dim or self.hidden // self.heads
-        return HeadCounts(self.heads, self.kv_heads or self.heads, width)
+        return self.heads, self.kv_heads or self.heads, width
 
     @property
     def inner(self) -> int:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
-from tiledask.plan.collectives.shards import HeadCounts, block_layout
+from tiledask.plan.collectives.shards import block_layout
 from tiledask.plan.intervals import even
 from tiledask.plan.products.placement import Replicate, Shard, Tiling
 from tiledask.plan.program.count import calls
@@ -133,11 +133,11 @@ def layer_calls(
     """
     if layer not in LAYERS:
         raise ConfigError(f"layers are {', '.join(LAYERS)}, got {layer!r}")
-    (method, inside), counts, inner = LAYERS[layer], HeadCounts(*heads), 4 * width
-    layout, options = block_layout(counts, inner, ranks), dict[str, Any](unit="")
+    (method, inside), inner = LAYERS[layer], 4 * width
+    layout, options = block_layout(heads, inner, ranks), dict[str, Any](unit="")
     options |= {"kernel": "swiglu" if gated else "gelu"} if layer == "mlp" else {"angles": None}
     options |= {"gated": gated} if layer == "decoder_block" else {}
-    shapes = block_shapes(width, counts, inner, gated, fused).items()
+    shapes = block_shapes(width, heads, inner, gated, fused).items()
     weights = [
         (name, Tiling(shape, (ranks,), (layout[name],)), 8)
         for name, shape in shapes

@@ -123,13 +123,13 @@ def _alike(
     """(the first rank of each role, by rank the number of its role): of equal shapes of blocks and
     of what ZeRO leaves them, and equal ``of_copy``."""
     (dp, tp, pp), model, blocks = mesh, terms.model, list[Any]()
-    heads, units = model.head_counts, ("embedding", "layer 0", "head")
+    (query, kv, _), units = model.head_counts, ("embedding", "layer 0", "head")
     tilings = [each for unit in units for each in model.tilings(unit, tp).values()]
     for t in range(tp):
         held = [of for each in tilings if (of := each.shards())]
         counts = [(of.counts[t], *(ranks for ranks, _ in of.shared() if t in ranks)) for of in held]
         tokens = even(model.sequence, tp)[t] if terms.sequence_parallel else 0
-        looks = part_of(0, heads.query, tp, t)[0] % (heads.query // heads.kv)
+        looks = part_of(0, query, tp, t)[0] % (query // kv)
         # the last: where, among the kv heads here, queries begin to look
         blocks.append((tuple(counts), tokens, looks))
     kept: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
@@ -164,7 +164,7 @@ class _Stages:
         # have the same ones, unless ZeRO shards these
         axes = (0, 1, 2) if terms.zero else (1, 2)
         self.guarded: tuple[int, ...] = axes if terms.scaled or terms.clipped else ()
-        width = self.model.head_counts.width
+        *_, width = self.model.head_counts
         angles = self.model.sequence * width * self.tape.accum_itemsize if self.model.gated else 0
         numbers = {"loss": 8, "updates": 8, "scale": 8 * bool(self.guarded), "angles": angles}
         self.numbers = {name: size for name, size in numbers.items() if size}
