@@ -158,7 +158,7 @@ def table(
     summa  134.2 MB  27.0 %
     """
     if isinstance(rows, Mapping):
-        rows = [{"": _cell(name), **row} for name, row in rows.items()]
+        rows = [{"": format_value(name), **row} for name, row in rows.items()]
     listed = list(rows)
     columns = list(dict.fromkeys(column for row in listed for column in row))
     if missing := [column for column in units if column not in columns]:
@@ -166,18 +166,12 @@ def table(
             f"there is no column {missing[0]!r} to show in {units[missing[0]]}; columns are "
             f"{', '.join(filter(None, columns)) or 'none'}"
         )
-    cells = [[_cell(row.get(c), units.get(c, "")) for c in columns] for row in listed]
+    cells = [[format_value(row.get(c), units.get(c, "")) for c in columns] for row in listed]
     words = (all(isinstance(row.get(c), str | None) for row in listed) for c in columns)
     return Table(columns, cells, title, [i for i, left in enumerate(words) if left])
 
 
-def _cell(value: Any, unit: str = "") -> str:
-    value = value.item() if hasattr(value, "dtype") and not value.ndim else value
-    plain = isinstance(value, int | float | str | None)
-    return format_value(value, unit) if plain else str(value)
-
-
-def format_value(value: Value, unit: str = "") -> str:
+def format_value(value: Any, unit: str = "") -> str:
     """``value`` as people read it, in ``unit``.
 
     >>> format_value(3.2e12, "bytes"), format_value(0.275, "percent"), format_value(1771, "count")
@@ -185,12 +179,13 @@ def format_value(value: Value, unit: str = "") -> str:
     >>> format_value(None), format_value(True), format_value((6, 6)), format_value(21.33, "FLOP/B")
     ('—', 'yes', '6, 6', '21.33 FLOP/B')
     """
+    value = value.item() if hasattr(value, "dtype") and not value.ndim else value
     if value is None or isinstance(value, bool):
         return {None: "—", True: "yes", False: "no"}[value]
-    if isinstance(value, str):
-        return value
     if isinstance(value, tuple):
         return ", ".join(format_value(v, unit) for v in value)
+    if not isinstance(value, int | float):
+        return str(value)
     known = {"bytes": format_bytes, "seconds": format_seconds, "percent": format_percent}
     if unit in known:
         return known[unit](value)

@@ -252,13 +252,9 @@ class _Stages:
             x = tape.comes(f"x{s}{suffix}", shape, s - 1)
         first, self.came = x, {x}
         units = [u for u in units if u not in ("embedding", "positions")]
-
-        def send(found: dict[Value, Value]) -> None:
-            self._goes(found[first], f"dx{s}{suffix}", s - 1)
-
-        self.states.at_end = dict.fromkeys(units[:1], send) if s else {}
-        if s and not units:
-            tape.rules.append((None, send))
+        ends = [lambda found: self._goes(found[first], f"dx{s}{suffix}", s - 1)] if s else []
+        self.states.at_end = dict(zip(units[:1], ends, strict=False))
+        tape.rules += [(None, send) for send in ends if not units]
         write = self._recomputed if terms.recompute else self._block
         for unit in units:
             x = write(layers, x, unit) if unit != "head" else x

@@ -57,7 +57,7 @@ class UnitStates(LayerWeights):
         self.state: dict[str, int] = {}
         self.accumulators = {flat_name("gradients", unit) for unit in shapes}
         self.constants = set[str]()
-        self.at_end: dict[str, Callable[[dict[Value, Value]], None]] = {}
+        self.at_end: dict[str, Callable[[dict[Value, Value]], Any]] = {}
         """By unit, what is done where its backward ends, before its gradients are summed up."""
         for state in recipe.states:
             for unit in shapes:
