@@ -11,7 +11,6 @@ that has least to write so far. Until the rename the folder has a name that nobo
 
 import json
 import os
-import pickle
 import shutil
 import zlib
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ import numpy as np
 
 from tiledask.distributed.arrays.digests import crc_of
 from tiledask.distributed.checkpoints import index
-from tiledask.distributed.checkpoints.index import Stored, StoredBox, folder_of, whole
+from tiledask.distributed.checkpoints.index import Stored, folder_of, whole
 from tiledask.distributed.out_of_core.disk import on_disk, sync
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
@@ -126,12 +125,17 @@ def _held(arrays: Mapping[str, Any], pieces: Mapping[str, TensorSlice]) -> Held:
     }
 
 
-def _gathered(everyone: Group, mine: Any) -> list[Any]:
-    """What every rank brings, by rank, gathered as bytes."""
-    text = np.frombuffer(pickle.dumps(mine), np.uint8)
+def _gathered(everyone: Group, mine: dict[str, Any]) -> list[Any]:
+    """What every rank brings, by rank, gathered as text: equal values are equally many bytes."""
+    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
     ends = np.cumsum([0, *everyone.all_gather(np.array([text.size]))])
     every = everyone.all_gather(text).tobytes()
-    return [pickle.loads(every[a:b]) for a, b in pairwise(ends)]
+    found = (json.loads(every[a:b]) for a, b in pairwise(ends))
+    return [{name: _tuples(value) for name, value in each.items()} for each in found]
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _writers(held: list[Held]) -> dict[tuple[str, Region], int]:
@@ -158,16 +162,16 @@ def _writers(held: list[Held]) -> dict[tuple[str, Region], int]:
 
 def _write_boxes(
     folder: Path, rank: int, mine: list[tuple[str, Region, Any]]
-) -> dict[str, list[StoredBox]]:
+) -> dict[str, list[tuple[Any, ...]]]:
     """Where each box of ``mine`` is, by array, once the rank's file is on the disk."""
-    path, written, offset = folder / f"rank-{rank}.bin", dict[str, list[StoredBox]](), 0
+    path, written, offset = folder / f"rank-{rank}.bin", dict[str, list[tuple[Any, ...]]](), 0
     needs = sum(view.nbytes for *_, view in mine)
     with on_disk(path, needs, CheckpointError), open(path, "wb") as file:
         for name, box, view in mine:
             host = to_numpy(view)
             # the index names types without their byte order
             host = np.ascontiguousarray(host, host.dtype.newbyteorder("="))
-            written.setdefault(name, []).append(StoredBox(rank, box, offset, crc_of(host)))
+            written.setdefault(name, []).append((rank, box, offset, crc_of(host)))
             offset += file.write(host.reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())
