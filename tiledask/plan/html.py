@@ -27,15 +27,12 @@ def table(
     '<table><tr><th>stage</th><th>bytes</th></tr><tr><td>0</td><td>&lt;1 GB</td></tr></table>'
     """
     styles = {column: f" style='{words(css)}'" for column, css in (style or {}).items()}
-
-    def cell(tag: str, column: int, value: object) -> str:
-        return f"<{tag}{styles.get(column, '')}>{words(value)}</{tag}>"
-
-    titles = "".join(cell("th", *each) for each in enumerate(head))
     page = f"<caption>{words(caption)}</caption>" if caption else ""
-    page += f"<tr>{titles}</tr>" if titles else ""
-    for number, row in enumerate(rows):
+    titles = [*head]
+    for number, row in enumerate([titles, *rows] if titles else rows, -bool(titles)):
         page += "<tr style='font-weight:bold'>" if number in bold else "<tr>"
-        page += "".join(cell("td" if i else first, i, value) for i, value in enumerate(row))
+        for i, value in enumerate(row):
+            tag = "th" if number < 0 else "td" if i else first
+            page += f"<{tag}{styles.get(i, '')}>{words(value)}</{tag}>"
         page += "</tr>"
     return f"<table>{page}</table>"

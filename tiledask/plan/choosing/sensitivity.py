@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError, short
-from tiledask.plan.arrays import Columns
-from tiledask.plan.choosing.search import SIMULATED, Plan, Plans, Run, considered, search
+from tiledask.plan.choosing.search import SIMULATED, Plan, Plans, considered, search
 from tiledask.plan.fitting.fixes import changes
 from tiledask.plan.fitting.space import COLUMNS
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -91,7 +90,16 @@ def sensitivity(
         if limit == "devices" and options.get("devices") is not None:
             continue
         if limit.startswith("devices"):  # other layouts, not only other numbers of these
-            then = _fastest(*considered(model, other, global_batch, **options))
+            run, assumed, n, left_out = considered(model, other, global_batch, **options)
+            few = n  # of the fastest alone memory is known, where enough of these fit
+            if len(n["dp"]) > FASTEST:
+                of = model, other, Numbers(**n), run[3], run[4]
+                took = sum(step_parts(*of, **assumed).values())
+                fast = took <= np.partition(took, FASTEST)[FASTEST]
+                few = {name: column[fast] for name, column in n.items()}
+            then = Plans(run, assumed, few, left_out)
+            if few is not n and then.counts["fits"] < SIMULATED:
+                then = Plans(run, assumed, n, left_out)
         else:
             there = rows | (verdict > verdict[last]) if limit == "memory" else rows
             n = {name: now.columns[name][there] for name in (*COLUMNS, "peak")}
@@ -105,21 +113,6 @@ def sensitivity(
         changed = tuple(changes(best.layout, after.layout))
         found.append(Relaxed(limit, times, best, after, speedup, changed))
     return sorted(found, key=lambda relaxed: -relaxed.speedup)
-
-
-def _fastest(run: Run, assumed: dict[str, Any], n: Columns, left_out: dict[str, int]) -> Plans:
-    """The Plans of which the first are right: of the fastest layouts alone, where enough of these
-    fit, so that the memory of the others need not be known."""
-    model, cluster, _, recipe, sequence = run
-    if len(n["dp"]) > FASTEST:
-        of = model, cluster, Numbers(**n), recipe, sequence
-        seconds = sum(step_parts(*of, **assumed).values())
-        rows = seconds <= np.partition(seconds, FASTEST)[FASTEST]
-        few = {name: column[rows] for name, column in n.items()}
-        plans = Plans(run, assumed, few, left_out)
-        if plans.counts["fits"] >= SIMULATED:
-            return plans
-    return Plans(run, assumed, n, left_out)
 
 
 def _relaxed(cluster: ClusterSpec, times: float) -> dict[str, dict[str, Any]]:

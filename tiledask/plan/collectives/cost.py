@@ -5,15 +5,14 @@ to which all bring arrays of one shape. Of 1 element in an all_reduce of 4 ranks
 has any, and 6 messages are left of 24.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
 from math import isqrt
 
-from tiledask.plan.collectives.algorithms import rounds
+from tiledask.plan.collectives.algorithms import default, rounds
 from tiledask.plan.intervals import even
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["SHAPES_AGREE", "cost", "even", "ranks_of"]
+__all__ = ["SHAPES_AGREE", "cost", "even"]
 
 SHAPES_AGREE = ("all_reduce", "reduce_scatter", "reduce")
 """Kinds to which every rank brings an array of the same shape."""
@@ -31,21 +30,18 @@ def cost(
     """The Traffic of a collective whose chunks have ``counts`` elements of ``itemsize`` bytes.
 
     ``counts``: one per rank; of an all_to_all one per pair, n*s + d from rank s to rank d.
-    ``sum_itemsize``: bytes of an element of a sum under way, where that is wider than the array's.
+    ``algorithm``: by its name, or "" for the default. ``sum_itemsize``: bytes of an element of a
+    sum under way, where that is wider than the array's.
 
     >>> cost("all_reduce", "ring", (2, 1, 1), 8).sent
     (40, 48, 40)
     """
-    n, moved = ranks_of(kind, counts), list[tuple[int, int, int]]()
-    for moves in rounds(kind, algorithm, n, root):
+    n = isqrt(len(counts)) if kind == "all_to_all" else len(counts)
+    moved = list[tuple[int, int, int]]()
+    for moves in rounds(kind, algorithm or default(kind, n), n, root):
         for source, destination, chunks, adds in moves:
             elements = sum(counts[chunk] for chunk in chunks)
             if elements or kind not in SHAPES_AGREE:
                 width = sum_itemsize if adds and sum_itemsize else itemsize
                 moved.append((source, destination, elements * width))
     return Traffic.of(n, moved)
-
-
-def ranks_of(kind: str, counts: Sequence[int]) -> int:
-    """How many ranks have chunks of these ``counts``."""
-    return isqrt(len(counts)) if kind == "all_to_all" else len(counts)

@@ -72,16 +72,15 @@ def fullest(terms: Iterable[Term]) -> Any:
 
 def rows(terms: Iterable[Term], stages: int) -> Iterator[Row]:
     """The rows of a ledger, stage by stage."""
-
-    def here(number: Any) -> Any:
-        return number[stage] if isinstance(number, np.ndarray) else number
-
     every = list(terms)
     for stage in range(stages):
         for tensor, moment, there, size, (words, *numbers), source in every:
-            if here(there):
+            has, nbytes, *given = (
+                n[stage] if isinstance(n, np.ndarray) else n for n in (there, size, *numbers)
+            )
+            if has:
                 make = words.format if isinstance(words, str) else words
-                yield Row(stage, tensor, moment, here(size), make(*map(here, numbers)), source)
+                yield Row(stage, tensor, moment, nbytes, make(*given), source)
 
 
 @dataclass(frozen=True, eq=False)

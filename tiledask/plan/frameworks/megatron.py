@@ -160,21 +160,19 @@ def _described(found: Read) -> Model:
             got = short(f["capacity"])
             raise ConfigError(f"--moe-expert-capacity-factor is a number, got {got}")
         f["imbalance"] = max(1.0, float(f["capacity"]))
-        f["dense_layers"] = _dense(f["frequency"], f["layers"])
+        freq, layers = f["frequency"], f["layers"]
+        # every n-th layer has experts, or those that are 1 in "([0]*3+[1]*58)"
+        if re.fullmatch("[0-9]{1,4}", freq):
+            has = [i % max(1, int(freq)) == 0 for i in range(layers)]
+        else:
+            listed = _unrolled(freq[:20_000], r"\[([01, ]*)\]")
+            has = [each == "1" for each in re.findall("[01]", listed)]
+            if len(has) != layers or re.search(r"[^01, +()\[\]]", listed):
+                raise ConfigError(
+                    f"--moe-layer-freq is a number or a list of {layers} zeros and ones such as "
+                    f"([0]*3+[1]*{layers - 3}); got {short(freq)}"
+                )
+        f["dense_layers"] = tuple(i for i, there in enumerate(has) if not there)
     f["learned_pos"] = f["longest"] if f["learned"] else 0
     f["dropout"] = any(f[name].strip("0.") for name in ("attention_dropout", "hidden_dropout"))
     return Model(**{each.name: f[each.name] for each in fields(Model) if each.name in f})
-
-
-def _dense(freq: str, layers: int) -> tuple[int, ...]:
-    """Layers without experts: all but every n-th, or the 0s of "([0]*3+[1]*58)"."""
-    if re.fullmatch("[0-9]{1,4}", freq):
-        return tuple(i for i in range(layers) if i % max(1, int(freq)))
-    listed = _unrolled(freq[:20_000], r"\[([01, ]*)\]")
-    ones = re.findall("[01]", listed)
-    if len(ones) != layers or re.search(r"[^01, +()\[\]]", listed):
-        raise ConfigError(
-            f"--moe-layer-freq is a number or a list of {layers} zeros and ones such as "
-            f"([0]*3+[1]*{layers - 3}); got {short(freq)}"
-        )
-    return tuple(i for i, one in enumerate(ones) if one == "0")

@@ -235,19 +235,17 @@ class Model:
         >>> Model(**sizes, window=100, windowed_layers=2).visible(1000)
         0.2975
         """
-
-        def within(width: Any) -> Any:
-            near = np.minimum(1.0, width / sequence)
-            return near - near**2 / 2 if self.causal else np.minimum(1.0, 2 * near - near**2)
-
-        part, whole = self.windowed_layers / self.layers, 0.5 if self.causal else 1.0
+        part, pieces = self.windowed_layers / self.layers, self.compress or 1
+        widths = self.window, pieces * self.index_topk
+        near = [np.minimum(1.0, width / sequence) for width in widths]
         if self.chunked:
-            return float((1 - part + part * np.minimum(1.0, self.window / sequence)) * whole)
-        if pieces := self.compress:
-            far = within(pieces * self.index_topk) if self.index_topk else whole
-            return float(part * within(self.window) + far / pieces)
-        whole = within(self.index_topk) if self.index_topk else whole
-        return float(part * within(self.window) + (1 - part) * whole)
+            return float((1 - part + part * near[0]) * (0.5 if self.causal else 1.0))
+        window, chosen = (
+            n - n**2 / 2 if self.causal else np.minimum(1.0, 2 * n - n**2) for n in near
+        )
+        whole = chosen if self.index_topk else 0.5 if self.causal else 1.0
+        rest = whole / pieces if self.compress else (1 - part) * whole
+        return float(part * window + rest)
 
     def scored(self, sequence: Any) -> float:
         """The part of the s x s scores that the indexer works out, of single tokens or pieces."""

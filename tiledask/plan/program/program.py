@@ -27,8 +27,7 @@ from typing import Any, Self
 import numpy as np
 
 from tiledask.errors import ProgramError
-from tiledask.plan.collectives.algorithms import default
-from tiledask.plan.collectives.cost import cost, ranks_of
+from tiledask.plan.collectives.cost import cost
 from tiledask.plan.collectives.rows import halo_cost
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
@@ -307,10 +306,9 @@ def _groups(
 @lru_cache(10_000)
 def moved_by(op: Op) -> Traffic:
     """The Traffic between the members of a collective without buffers and label."""
-    n, counts = ranks_of(op.name, op["counts"]), op["counts"]
     if not op.name.startswith("halo"):
-        return cost(op.name, default(op.name, n), counts, op["itemsize"])
-    row = op["itemsize"] * (sum(counts) // max(1, sum(op["extents"])))
+        return cost(op.name, "", op["counts"], op["itemsize"])
+    row = op["itemsize"] * (sum(op["counts"]) // max(1, sum(op["extents"])))
     return halo_cost(op.name, op["extents"], row, op["before"], op["after"])
 
 

@@ -137,17 +137,17 @@ def _pipeline(time: LayerTime) -> Array:
     first, second, last = stage_layers(n, layers)
     single, zero = 1 * (np.asarray(n.pp) == 1), 0
     # layers, embeddings and heads of the stages that may be the slowest
-    slowest, *others = stacked(first, 1, single), stacked(last, single, 1)
-    others += [stacked(second, zero, zero)] if np.any(n.items) else []
-
-    def total(stage: Array) -> Array:
-        work: Array = sent + sum(n * each for n, each in zip(stage, seconds, strict=True))
-        return work
-
-    for other in others:
-        slowest = np.where(total(other) > total(slowest), other, slowest)
+    stages = [stacked(first, 1, single), stacked(last, single, 1), stacked(layers, 1, 1)]
+    stages[2:2] = [stacked(second, zero, zero)] if np.any(n.items) else []
+    slowest, *others, _ = stages
+    longest, *totals, through = (
+        sent + sum(n * each for n, each in zip(stage, seconds, strict=True)) for stage in stages
+    )
+    for other, total in zip(others, totals, strict=True):
+        slower = total > longest
+        slowest, longest = np.where(slower, other, slowest), np.where(slower, total, longest)
     work = sum(many * piece for many, piece in zip(slowest, pieces, strict=True)) + send
-    fill = np.maximum(0.0, total(stacked(layers, 1, 1)) + (n.pp - 1) * sent - total(slowest))
+    fill = np.maximum(0.0, through + (n.pp - 1) * sent - longest)
     naive = np.asarray(n.schedule) == "naive"
     bubble = np.where(naive, n.microbatches, 1 / np.asarray(n.interleave)) * fill
     fullest = np.maximum(first, second)
