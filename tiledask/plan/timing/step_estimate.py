@@ -159,8 +159,8 @@ class StepEstimate(Printable):
             "s": self,
             "copies": layout.dp * layout.cp,
             "how": ", simulated over the stages as they are" * (layout.pp > 1),
-            "hides": ", less what another micro-batch's work hides" * both_ways,
-            "replicas": "; and over the 2 devices of each stage, which nothing hides" * both_ways,
+            "hides": ", less what runs beside another micro-batch" * both_ways,
+            "replicas": "; and over the 2 devices of each stage, beside nothing" * both_ways,
         }
         lines = [{key: text.format(**words) for key, text in row.items()} for row in ACCOUNT]
         return [{"seconds": getattr(self, row["part"]), **row} for row in lines]
