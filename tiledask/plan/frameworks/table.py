@@ -33,6 +33,7 @@ from tiledask.plan.whole import is_whole
 
 __all__ = ["Imported", "Read", "Settings", "flat", "is_even", "written"]
 
+_WHOLE = r"-1|[0-9]{1,18}|[0-9]{1,3}(_[0-9]{3}){1,5}"  # as YAML and shells write them
 Settings = dict[str, Any]
 """A framework's own names, or facts, and their values."""
 
@@ -113,9 +114,9 @@ class Read:
         value, least = self.get(name, default), int(default not in (0, -1, None))
         if value is None:
             raise ConfigError(f"{self.where} has no {name}, which says the layout; add it")
-        digits = isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value)
+        digits = isinstance(value, str) and re.fullmatch(_WHOLE, value)
         number = int(value) if digits else value
-        if not is_whole(number, least) and not value == -1 == default:
+        if not is_whole(number, least) and not number == -1 == default:
             unset = "; nothing in it sets that variable" if "$" in str(value) else ""
             raise ConfigError(
                 f"{self.where}: {name} is a whole number from {least} on, got {short(value)}{unset}"
