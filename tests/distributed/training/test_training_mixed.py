@@ -1,13 +1,9 @@
-"""Halves, loss scaling, clipping and ZeRO: one device's training, and the planner's bytes.
+"""Any training in any layouts is one device's: halves, scaling, clipping, ZeRO, checkpoints.
 
 In float64 the comparison is exact to 1e-10, overflows and clipping included; the losses of halves
 are golden values.
-
-Holds `tiledask.distributed.training.trainer`, `tiledask.plan.collectives.shards` and
-`tiledask.plan.program.making.zero`.
 """
 
-from collections import defaultdict
 from random import Random
 
 import numpy as np
@@ -18,109 +14,104 @@ from oracles.planted_trainings import in_gradients
 from oracles.single_gpt import TEXT, assert_single, reference
 
 import tiledask as td
-from tiledask.distributed.training import GPT
-from tiledask.distributed.training.trainer import Trainer
+from tiledask.distributed.checkpoints import open_checkpoint, steps_in
+from tiledask.distributed.training import GPT, train
+from tiledask.errors import ConfigError
 from tiledask.plan.inputs.recipes import state_bytes
+from tiledask.plan.program.count import calls
 from tiledask.tile.optimizers import SGD, Adam, LossScale
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+STEPS = 5
 SCALE = LossScale(2.0**10, interval=2)
+TINY = GPT(59, hidden=8, layers=1, heads=2, sequence=4)
+USUAL = {"batch": 9, "timeout": 240, "progress": False}
 
 
-def drawn_cases(count, seed):
-    """(model, rule, layout) of trainings."""
+def drawn(count, seed):
+    """(model, rule, steps before the layout changes, in which step a gradient overflows (-1: none)
+    and whether on the last rank, both layouts)."""
     draw = Random(seed)
     models, rules = dealt(draw, MODELS, count), dealt(draw, RULES, count)
-    layouts = drawn_layouts(draw, [MODELS[name].layers for name in models])
-    return [*zip(models, rules, layouts, strict=True)]
+    splits, faults = dealt(draw, range(1, STEPS), count), dealt(draw, range(-1, STEPS), count)
+    last = dealt(draw, (False, True), count)
+    sides = iter(drawn_layouts(draw, [MODELS[name].layers for name in models for _ in range(2)]))
+    drawn = zip(models, rules, splits, faults, last, strict=True)
+    return [(*each, next(sides), next(sides)) for each in drawn]
 
 
-CASES = drawn_cases(4, seed=27997)
-"""The seed of few ranks whose cases have everything."""
-MORE = [pytest.param(*case, marks=pytest.mark.slow) for case in drawn_cases(8, seed=115)]
+CASES = drawn(4, seed=29)
+MORE = [pytest.param(*case, marks=pytest.mark.slow) for case in drawn(14, seed=139)]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("model", "rule", "layout"), [*CASES, *MORE], ids=str)
-def test_the_norm_is_one_device_s(model, rule, layout):
-    """Shards, replicas, shared kv heads and a table on two stages: each number counts once."""
-    clip = 0.5
-    alone = reference(MODELS[model], 3, BATCH, RULES[rule], clip=clip)
-    assert alone.norms.min() > clip  # or nothing is clipped
-    assert_single(run(model, rule, layout, clip=clip, steps=3), BATCH, RULES[rule], clip=clip)
-
-
-OVERFLOWS = [
-    (Layout((2, 2, 2), "1f1b", (1, 2), 0, 2, False), "GPT-2"),
-    (Layout((2, 2, 2), "gpipe", (2, 1), 1, 2, True), "Llama tied"),
-    (Layout((2, 1, 2), "interleaved", (1, 0, 0, 1), 2, 3, False), "GPT-2 tied"),
-    (Layout((3, 2, 1), "1f1b", (3,), 3, 1, False), "GPT-2"),
-]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("which", ["first", "last"])
-@pytest.mark.parametrize(("layout", "model"), OVERFLOWS, ids=str)
-def test_an_overflow_of_one_rank_leaves_the_step_out_on_all(monkeypatch, layout, model, which):
-    """In one number of one shard: of the table on the first rank, of the logits on the last."""
-    at, unit = (0, 0, 0), "embedding"
-    if which == "last":
-        at = tuple(n - 1 for n in layout.shape)
-        unit = "embedding" if MODELS[model].tied else "head"
-        if unit == "head" and layout.shape[1] > 1:
-            unit = f"layer {MODELS[model].layers - 1}"
-    spoken, honest = defaultdict(list), Trainer._guard
-
-    def overheard(self, *reads):
-        factor, _ = honest(self, *reads)
-        spoken[self].append((np.isnan(factor), self.scale))
-        return factor, _
-
-    monkeypatch.setattr(Trainer, "_guard", overheard)
-    in_gradients(monkeypatch, at, unit, 1, (np.inf, np.nan)[which == "last"])
-    options = {"clip": 0.5, "scale": SCALE}
-    got = run(model, "Adam", layout, steps=5, **options)
-    assert got.skipped == [1]
-    assert_single(got, BATCH, RULES["Adam"], overflows=(1,), **options)
-    assert got.scales.tolist() == [2.0**10, 2.0**10, 2.0**9, 2.0**9, 2.0**10]
-    one, *others = spoken.values()
-    assert len(others) + 1 == np.prod(layout.shape)
-    assert all(said == one for said in others)
-    assert [left_out for left_out, _ in one] == [False, True, False, False, False]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("split", [1, 2, 3, 4])
-def test_a_training_goes_on_with_its_scale_and_its_count(monkeypatch, tmp_path, split):
-    """Grown after 2 good steps, fallen in step 2: wherever it is cut, the same 5 scales, and
-    Adam's count of the steps that were taken."""
-    layouts = (
-        Layout((2, 1, 2), "interleaved", (1, 0, 0, 1), 3, 2, True),
-        Layout((1, 3, 2), "1f1b", (1, 1), 0, 3, False),
-    )
-    options, scales, first = {"clip": 0.5, "scale": SCALE}, [], 0
-    for layout, steps in zip(layouts, (split, 5), strict=True):
+@pytest.mark.parametrize(
+    ("model", "rule", "split", "fault", "last", "before", "after"), [*CASES, *MORE], ids=str
+)
+def test_any_training_in_any_layouts_is_one_devices(
+    monkeypatch, tmp_path, model, rule, split, fault, last, before, after
+):
+    """Shards, replicas, shared kv heads and a table on two stages count once in the norm that is
+    clipped; an overflow in one number of one shard leaves the step out on all ranks; another layout
+    goes on with weights, states, scale and count."""
+    options, overflows = {"clip": 0.5, "scale": SCALE}, (fault,) if fault >= 0 else ()
+    right = reference(MODELS[model], STEPS, BATCH, RULES[rule], overflows=overflows, **options)
+    assert np.nanmin(right.norms) > 0.5  # or nothing is clipped
+    first = 0
+    for layout, steps in ((before, split), (after, STEPS)):
+        at, unit = (0, 0, 0), "embedding"
+        if last and (MODELS[model].tied or layout.shape[1] == 1):
+            at = tuple(n - 1 for n in layout.shape)
+            unit = "embedding" if MODELS[model].tied else "head"
         with monkeypatch.context() as patch:
-            in_gradients(patch, (0, 0, 0), "embedding", 2 - first, np.inf)
-            got = run("GPT-2 tied", "Adam", layout, steps=steps, folder=tmp_path, **options)
-        scales, first = [*scales, *got.scales], steps
-    assert scales == [2.0**10, 2.0**10, 2.0**11, 2.0**10, 2.0**10]
-    assert_single(got, BATCH, RULES["Adam"], overflows=(2,), **options)
+            in_gradients(patch, at, unit, fault - first, np.nan if last else np.inf)
+            got = run(model, rule, layout, steps=steps, folder=tmp_path, **options)
+        assert (got.first, got.first + len(got.losses)) == (first, steps)
+        assert got.skipped == [step for step in overflows if first <= step < steps]
+        assert_single(got, BATCH, RULES[rule], overflows=overflows, **options)
+        first = steps
+
+
+def test_what_is_done_is_not_done_again(tmp_path):
+    layout = Layout((2, 2, 1), "1f1b", (2,), 3, 2, True)
+    for _ in range(2):
+        got = run("GPT-2 tied", "Adam", layout, steps=3, folder=tmp_path, save_every=2)
+    assert repr(got).startswith("Trained(0 steps on 4 ranks (dp=2, tp=2, pp=1), no loss")
+    assert steps_in(tmp_path) == (2, 3)
+    with pytest.raises(ConfigError, match="checkpoint of step 3, past the last of 2"):
+        run("GPT-2 tied", "Adam", layout, steps=2, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "zero"), [((2, 1, 2), 1), ((3, 2, 1), 3), ((1, 2, 2), 0)], ids=str
+)
+def test_a_checkpoint_is_gathered_as_its_program_says(shape, zero, tmp_path):
+    """Label, kind and bytes of every call; what the index and the barriers take comes on top."""
+    got = train(TINY, TEXT, shape, steps=2, folder=tmp_path, zero=zero, **USUAL)
+    assert open_checkpoint(tmp_path).about["loss"] == pytest.approx(got.losses[-1], rel=1e-6)
+    for rank in range(got.end.ranks):
+        said = [(c.label, c.kind, c.sent, c.received) for c in calls(got.end, rank)]
+        done = [
+            (r.label, r.kind, r.sent, r.received)
+            for r in got.records.where("end/", rank=rank)
+            if "checkpoint" not in r.label
+        ]
+        assert done == said
 
 
 @pytest.mark.few(1)
 @pytest.mark.cluster
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_workers_do_what_threads_do_to_the_bit(cluster, dtype, tmp_path):
+def test_workers_go_on_with_what_threads_have_saved_to_the_bit(cluster, dtype, tmp_path):
     """Halves as they travel between processes and lie in a checkpoint; steps that are left out."""
     scale = LossScale(2.0**24, backoff=2.0**-12) if dtype == "float16" else None
-    options = {"dtype": dtype, "clip": 0.5, "scale": scale}
     case = "Llama tied", "AdamW", Layout((2, 1, 2), "1f1b", (2, 1), 3, 2, False)
+    options = {"dtype": dtype, "clip": 0.5, "scale": scale}
     threads = run(*case, steps=5, **options)
     assert threads.skipped == ([0] if scale else [])
-    options |= {"ranks": td.Mesh(cluster, (2, 1, 2)), "folder": tmp_path}
-    before, workers = (run(*case, steps=steps, **options) for steps in (2, 5))
+    options["folder"] = tmp_path
+    before = run(*case, steps=2, **options)
+    workers = run(*case, steps=5, ranks=td.Mesh(cluster, (2, 1, 2)), **options)
     for name in ("losses", "scales", "norms"):
         both = np.concatenate([getattr(before, name), getattr(workers, name)])
         assert np.array_equal(both, getattr(threads, name), equal_nan=True)  # of an overflow: NaN
@@ -130,7 +121,6 @@ def test_workers_do_what_threads_do_to_the_bit(cluster, dtype, tmp_path):
 
 # -- what is kept ----------------------------------------------------------------------------------
 
-MODEL = GPT(59, hidden=8, layers=1, heads=2, sequence=4)
 KEPT = {
     "float64 Adam": ("float64", None, Adam(0.05)),
     "float64 momentum": ("float64", None, SGD(0.05, momentum=0.9)),
@@ -145,32 +135,26 @@ KEPT = {
 
 def kept(name, stage, ranks, **options):
     dtype, recipe, rule = KEPT[name]
-    how = {"steps": 3, "batch": 9, "timeout": 240, "progress": False} | options
-    how |= {"zero": stage, "dtype": dtype, "recipe": recipe, "rule": rule}
-    return td.train(MODEL, TEXT, (ranks, 1, 1), **how)
+    how = {"steps": 3, "zero": stage, "dtype": dtype, "recipe": recipe, "rule": rule} | options
+    return train(TINY, TEXT, (ranks, 1, 1), **USUAL | how)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(10)
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("name", KEPT)
-def test_weights_are_the_plain_replicas_to_the_bit(name, stage):
-    got, other = kept(name, stage, 4), kept(name, 0, 4)
-    assert got.losses.tolist() == other.losses.tolist()
-    assert all(w.tobytes() == other.weights[n].tobytes() for n, w in got.weights.items())
-
-
-@pytest.mark.few(8)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("name", [name for name, of in KEPT.items() if of[1]])
-def test_bytes_held_are_the_planners(name, stage, ranks):
+def test_shards_are_the_plain_replicas_to_the_bit_and_the_planners_bytes(name, stage, ranks):
     """Momentum is sharded from ZeRO-1 on, gradients from 2, weights from 3."""
-    got, recipe = kept(name, stage, ranks, steps=1), td.load_recipe(name)
-    planned = state_bytes(MODEL.size, recipe, stage, ranks)
-    assert {tensor: max(held[tensor] for held in got.held) for tensor in got.held[0]} == planned
-    for state in recipe.states:
-        copies = 1 if state.sharded(stage) and ranks > 1 else ranks
-        assert sum(h[state.tensor] for h in got.held) == state.bytes * MODEL.size * copies
+    got, plain = kept(name, stage, ranks), kept(name, 0, ranks)
+    assert got.losses.tolist() == plain.losses.tolist()
+    assert all(w.tobytes() == plain.weights[n].tobytes() for n, w in got.weights.items())
+    for run, zero in ((got, stage), (plain, 0)) if KEPT[name][1] else ():
+        recipe = td.load_recipe(name)
+        planned = state_bytes(TINY.size, recipe, zero, ranks)
+        assert {tensor: max(held[tensor] for held in run.held) for tensor in run.held[0]} == planned
+        for state in recipe.states:
+            copies = 1 if state.sharded(zero) and ranks > 1 else ranks
+            assert sum(h[state.tensor] for h in run.held) == state.bytes * TINY.size * copies
 
 
 def test_gradients_in_single_precision_travel_so():
@@ -187,9 +171,9 @@ def test_gradients_in_single_precision_travel_so():
 
 def test_masters_keep_what_halves_lose():
     """Steps far below a half's spacing: without masters no weight of 1 ever moves."""
-    options = {"steps": 8, "batch": 4, "dtype": "float16", "rule": SGD(1e-3), "progress": False}
+    options = USUAL | {"steps": 8, "dtype": "float16", "rule": SGD(1e-3)}
     masters, none = (
-        td.train(MODEL, TEXT, (1, 1, 1), recipe=recipe, **options).weights["layer 0.norm_1.w"]
+        train(TINY, TEXT, (1, 1, 1), recipe=recipe, **options).weights["layer 0.norm_1.w"]
         for recipe in (None, "fp16-sgd")
     )
     assert min(masters.tolist()) < 1.0

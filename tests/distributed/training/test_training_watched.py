@@ -1,8 +1,4 @@
-"""Watching a training: its bar, who is called, and what is counted layer by layer.
-
-Holds `tiledask.distributed.training.by_layer`, `tiledask.distributed.training.job` and
-`tiledask.distributed.training.progress`.
-"""
+"""Watching a training: its bar, who is called, and what is counted layer by layer."""
 
 from collections import Counter
 from dataclasses import replace
@@ -29,8 +25,20 @@ def run(shape=(1, 2, 2), progress=False, steps=STEPS, **options):
     return train(MODEL, TEXT, shape, steps=steps, progress=progress, **options)
 
 
-def assert_told(seen, got):
-    """Every step once, in order, with what the records say of it."""
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((1, 1, 1), {}),
+        ((2, 2, 1), {"zero": 3}),
+        ((2, 1, 2), {"zero": 1, "clip": 0.5}),
+        pytest.param((2, 1, 2), {"zero": 1}, marks=pytest.mark.cluster),
+    ],
+    ids=str,
+)
+def test_every_step_is_told_once_in_order_with_what_the_records_say_of_it(shape, options, request):
+    marked, seen = request.node.get_closest_marker("cluster"), []
+    ranks = td.Mesh(request.getfixturevalue("cluster"), shape) if marked else shape
+    got = run(ranks, seen.append, **options)
     frame = got.to_frame()
     assert [p.step for p in seen] == list(frame.index) == [*range(STEPS)]
     np.testing.assert_allclose([p.loss for p in seen], got.losses, rtol=1e-13)
@@ -38,22 +46,6 @@ def assert_told(seen, got):
         assert [getattr(p, name) for p in seen] == frame[column or name].tolist()
     assert {(p.steps, p.tokens, p.floor) for p in seen} == {(STEPS, 48, TEXT.floor)}
     assert all(p.seconds > 0 for p in seen)
-
-
-@pytest.mark.parametrize(
-    ("shape", "options"),
-    [((1, 1, 1), {}), ((2, 2, 1), {"zero": 3}), ((2, 1, 2), {"zero": 1, "clip": 0.5})],
-    ids=str,
-)
-def test_every_step_is_told(shape, options):
-    seen = []
-    assert_told(seen, run(shape, seen.append, **options))
-
-
-@pytest.mark.cluster
-def test_workers_tell_too(cluster):
-    seen = []
-    assert_told(seen, run(td.Mesh(cluster, (2, 1, 2)), seen.append, zero=1))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -91,48 +83,38 @@ def test_the_result_says_what_it_is():
 
 # -- by layer ----------------------------------------------------------------------------------
 
-AXES = {"tensor": (1,), "data": (0,), "pipeline": (2,)}
+AXES = {"tensor": (1,), "data": (0,), "pipeline": (2,), "all ranks": (0, 1, 2)}
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
         ((2, 2, 2), {"zero": 3, "sequence_parallel": True}),
+        ((2, 2, 2), {"zero": 0, "sequence_parallel": True, "schedule": "gpipe"}),
         ((2, 1, 2), {"zero": 2}),
+        ((1, 2, 2), {"schedule": "gpipe"}),
         ((2, 2, 1), {"zero": 1, "clip": 1.0}),
-        ((1, 2, 2), {}),
     ],
     ids=str,
 )
-def test_layers_add_up(shape, options, schedule):
-    got = run(shape, schedule=schedule, **options)
+def test_layers_add_up_and_a_label_says_along_which_axis_it_is(shape, options):
+    got = run(shape, **options)
     frame, whole = got.layers(), got.to_frame()
     assert frame["bytes"].sum() == whole["bytes_sent"].iloc[0]
     assert frame["messages"].sum() == whole["messages"].iloc[0]
     for what in ("barriers", "bytes", "messages"):
         assert frame[what].tolist() == frame[f"predicted_{what}"].tolist()
-    waits = Counter()
+    waits, units = Counter(), {*MODEL.units, "tied table", "stages 0-1", "all layers"}
     for r in got.records.where(step=0):
-        layer, when, _ = place_of(r.label, r.kind)
+        layer, when, parallel = place_of(r.label, r.kind)
         waits[layer, when, r.rank] += r.barrier is not None
+        assert layer.partition("/")[0] in units, r.label
+        assert AXES[parallel] == r.axes, r.label
+        of_weights = parallel == "data" or layer == "tied table"
+        assert (when in ("gradients", "weights")) == of_weights, r.label
     for layer, when in frame.index:  # ranks wait at the same time: not those of all together
         most = max(waits[layer, when, rank] for rank in range(len(got.held)))
         assert frame.loc[(layer, when), "barriers"] == most
     seconds = sum(r.seconds for r in got.records if r.step is not None) / STEPS
     assert 0 < frame["seconds"].sum() <= seconds
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("zero", range(4))
-def test_a_label_says_along_which_axis_it_is(zero):
-    got = run((2, 2, 2), zero=zero, sequence_parallel=True, steps=1)
-    units = {*MODEL.units, "tied table", "stages 0-1"}
-    for r in got.records.where(step=0):
-        layer, when, parallel = place_of(r.label, r.kind)
-        unit = layer.partition("/")[0]
-        assert AXES[parallel] == r.axes, r.label
-        assert unit in units, r.label
-        of_weights = parallel == "data" or unit == "tied table"
-        assert (when in ("gradients", "weights")) == of_weights, r.label
