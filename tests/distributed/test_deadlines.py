@@ -1,7 +1,4 @@
-"""Every public call that waits for a cluster ends with its timeout, and says for whom it waited.
-
-Holds `tiledask.distributed.deadlines`.
-"""
+"""Every public call that waits for a cluster ends with its timeout, and says for whom it waited."""
 
 import os
 import signal
@@ -16,14 +13,7 @@ from oracles.waiting import wait_until
 
 import tiledask as td
 from tiledask.distributed.arrays import recompute
-from tiledask.distributed.deadlines import (
-    GRACE,
-    LAST,
-    bounded,
-    keep_interrupts,
-    left_of,
-    until,
-)
+from tiledask.distributed.deadlines import GRACE, LAST, bounded, keep_interrupts, left_of, until
 from tiledask.errors import DeadlineError
 
 GRID = (td.Shard(0), td.Shard(1))
@@ -92,52 +82,35 @@ def test_an_interrupted_call_keeps_nothing_though_its_traceback_is_kept():
         assert [block() for block in blocks] == [None, None], kept.tb
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with td.start_cluster(workers=2, device="cpu", quiet=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def calls(cluster):
-    mesh, x = td.Mesh(cluster, (1, 2)), np.arange(32.0).reshape(8, 4)
-    A = td.distribute(np.ones((64, 64)), mesh, GRID)
-    return {
-        "distribute": lambda end: td.distribute(x, mesh, GRID, timeout=end),
-        "to_numpy": lambda end: td.to_numpy(A, timeout=end),
-        "redistribute": lambda end: A.redistribute((td.Replicate(),) * 2, timeout=end),
-        "run_ranks": lambda end: td.run_ranks(summed, mesh, timeout=end),
-        "run": lambda end: cluster.run(os.getpid, timeout=end),
-    }
+CALLS = {
+    "run": lambda A, end: A.mesh.cluster.run(os.getpid, timeout=end),
+    "distribute": lambda A, end: td.distribute(np.ones((8, 4)), A.mesh, GRID, timeout=end),
+    "to_numpy": lambda A, end: td.to_numpy(A, timeout=end),
+    "redistribute": lambda A, end: A.redistribute((td.Replicate(),) * 2, timeout=end),
+    "run_ranks": lambda A, end: td.run_ranks(summed, A.mesh, timeout=end),
+}
 
 
 def summed(rank):
     return rank.group().all_reduce(np.ones(3))
 
 
-def late(call):
-    """(seconds beyond SECONDS that the call took, what it raised)."""
-    begun = time.monotonic()
-    with pytest.raises(DeadlineError) as error:
-        call()
-    return time.monotonic() - begun - SECONDS, str(error.value)
-
-
 @pytest.mark.cluster
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", ["run", "distribute", "to_numpy", "redistribute", "run_ranks"])
-def test_a_call_that_finds_a_slot_frozen_ends_in_time_and_names_it(cluster, calls, name):
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_finds_a_slot_frozen_ends_in_time_and_names_it(cluster, name):
     """Products, schedules, trainings and claims are tried in tests/faults."""
-    frozen = cluster.run(os.getpid)[1]
+    A = td.distribute(np.ones((64, 64)), td.Mesh(cluster, (1, 2)), GRID)
+    frozen, begun = cluster.run(os.getpid)[1], time.monotonic()
     os.kill(frozen, signal.SIGSTOP)
     try:
-        over, said = late(lambda: calls[name](SECONDS))
+        with pytest.raises(DeadlineError, match=r"slot 1 \(its worker was last heard") as caught:
+            CALLS[name](A, SECONDS)
     finally:
         os.kill(frozen, signal.SIGCONT)
-    assert over < INNER  # 0.3 on a quiet machine
-    assert "slot 1 (its worker was last heard of" in said
-    assert f" {SECONDS:g} s" in said
-    calls[name](240)  # nothing of it is left
+    assert f" {SECONDS:g} s" in str(caught.value)
+    assert time.monotonic() - begun - SECONDS < INNER  # 0.3 on a quiet machine
+    CALLS[name](A, 240)  # nothing of it is left
 
 
 def stands_aside(key, slot):

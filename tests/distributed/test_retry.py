@@ -5,8 +5,8 @@ import random
 import signal
 import threading
 import time
+from contextlib import nullcontext, suppress
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,10 +16,9 @@ from oracles.memory_claims import DECODER
 
 import tiledask as td
 from tiledask.distributed import retry
-from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.training import job
-from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.tile.datasets import load_text
 from tiledask.tile.optimizers import LossScale
 
@@ -35,44 +34,22 @@ class Fatal:
     vocabulary = TEXT.vocabulary
 
     def __init__(self, at, marker, pids=()):
-        self.at, self.marker, self.pids = at, str(marker), pids
-        Path(marker).touch()
+        self.at, self.marker, self.pids = at, marker, pids
+        marker.touch()
 
     def batch(self, seed, step, *which):
-        if step == self.at and self.is_first():
-            for pid in {*self.pids} - {os.getpid()}:
-                os.kill(pid, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+        if step == self.at:
+            with suppress(FileNotFoundError):
+                self.marker.unlink()  # by the first who comes
+                for pid in (*({*self.pids} - {os.getpid()}), os.getpid()):
+                    os.kill(pid, signal.SIGKILL)
         return TEXT.batch(seed, step, *which)
 
-    def is_first(self):
-        try:
-            os.unlink(self.marker)
-        except FileNotFoundError:
-            return False
-        return True
 
-
-@pytest.fixture(scope="module")
-def cluster():
-    with td.start_cluster(workers=2, device="cpu", quiet=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def undisturbed(cluster, tmp_path_factory):
-    """The training of (shape, options) that saves every 5 steps, which is run once."""
-    found = {}
-
-    def trained(shape, **options):
-        key = shape, *sorted(options.items())
-        if key not in found:
-            saved = {"folder": tmp_path_factory.mktemp("right"), "save_every": 5}
-            mesh = td.Mesh(cluster, shape)
-            found[key] = td.train(MODEL, TEXT, mesh, **OPTIONS | saved | options)
-        return found[key]
-
-    return trained
+def trained(cluster, folder, shape, data=TEXT, **options):
+    """A training that saves every 5 steps."""
+    options = OPTIONS | {"folder": folder, "save_every": 5} | options
+    return td.train(MODEL, data, td.Mesh(cluster, shape), **options)
 
 
 def assert_same(got, right):
@@ -107,15 +84,15 @@ LAYOUTS = {
 @pytest.mark.cluster
 @pytest.mark.few(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_rank_that_is_killed_is_replaced_and_the_training_goes_on(
-    cluster, undisturbed, layout, tmp_path
-):
+def test_a_rank_that_is_killed_is_replaced_and_the_training_goes_on(cluster, layout, tmp_path):
     shape, options = LAYOUTS[layout]
-    right, told, folder = undisturbed(shape, **options), [], tmp_path / "run"
+    right, told, folder = (
+        trained(cluster, tmp_path / "right", shape, **options),
+        [],
+        tmp_path / "run",
+    )
     data = Fatal(12, tmp_path / "once", pids=cluster.run(os.getpid) if " " in layout else ())
-    mesh = td.Mesh(cluster, shape)
-    options = OPTIONS | options | {"folder": folder, "save_every": 5, "progress": told.append}
-    got = td.train(MODEL, data, mesh, **options)
+    got = trained(cluster, folder, shape, data, progress=told.append, **options)
     assert_same(got, right)
     assert (got.kept.times, got.kept.resumed) == (0, (10,))
     assert [(each.step, each.loss) for each in told] == [*enumerate(right.losses)]
@@ -124,15 +101,13 @@ def test_a_rank_that_is_killed_is_replaced_and_the_training_goes_on(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("call", [1, 2])
-def test_a_rank_that_is_killed_while_it_saves_has_saved_nothing(
-    cluster, undisturbed, call, tmp_path
-):
-    cluster.run(die_at_replace, call)
-    options = OPTIONS | {"folder": tmp_path / "run", "save_every": 5}
-    got = td.train(MODEL, TEXT, td.Mesh(cluster, (2, 1, 1)), **options)
-    assert_same(got, undisturbed((2, 1, 1)))
-    assert got.kept.resumed == ({1: 0, 2: 5}[call],)
+def test_a_rank_that_is_killed_while_it_saves_has_saved_nothing(cluster, tmp_path):
+    right = trained(cluster, tmp_path / "right", (2, 1, 1))
+    for call, resumed in ((1, 0), (2, 5)):
+        cluster.run(die_at_replace, call)
+        got = trained(cluster, tmp_path / f"{call}", (2, 1, 1))
+        assert_same(got, right)
+        assert got.kept.resumed == (resumed,)
 
 
 def die_at_replace(call, dask_worker):
@@ -155,39 +130,6 @@ def die_at_replace(call, dask_worker):
     job.os = Dying()
 
 
-def test_what_was_saved_is_gone_on_from_by_the_same_call(tmp_path):
-    """After the loss of everything; here an error ends the training."""
-
-    class Failing(Fatal):
-        def batch(self, seed, step, *which):
-            if step == 9 and self.is_first():
-                raise OSError("everything is lost")
-            return TEXT.batch(seed, step, *which)
-
-    options = OPTIONS | {"folder": tmp_path / "run", "save_every": 4}
-    data = Failing(9, tmp_path / "once")
-    right = td.train(MODEL, TEXT, (2, 1, 1), **OPTIONS, zero=1)
-    with pytest.raises(OSError, match="everything is lost"):
-        td.train(MODEL, data, (2, 1, 1), **options, zero=1)
-    assert steps_in(tmp_path / "run") == (4, 8)
-    got = td.train(MODEL, data, (2, 1, 1), **options, zero=1)
-    assert (got.first, got.saves, got.kept) == (8, 1, None)
-    assert (got.losses == right.losses[8:]).all()
-    assert all((got.weights[name] == w).all() for name, w in right.weights.items())
-    # what the index and the barriers of each checkpoint take comes on top of the program's
-    moved, said = got.traffic.measured.bytes.sum(), got.traffic.predicted.bytes.sum()
-    index = sum(r.sent for r in got.records if "checkpoint" in r.label)
-    assert moved == said + index
-
-
-def test_what_does_not_go_together_is_refused():
-    def asked(**options):
-        return td.train(MODEL, TEXT, (1, 1, 1), steps=1, batch=1, **options)
-
-    with pytest.raises(ConfigError, match="save_every=5 writes checkpoints, and needs folder="):
-        asked(save_every=5)
-
-
 # -- the client decides ----------------------------------------------------------------------------
 
 
@@ -207,56 +149,33 @@ class Slots:
             raise ClusterLostError("closed")
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Time stands still but for what is added to it."""
-    now = [0.0]
-    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    return now
-
-
 @pytest.mark.parametrize(
-    ("slots", "state", "words", "tries"),
+    ("slots", "state", "seconds", "cause", "words", "tries"),
     [
-        (Slots(99), tuple, "workers were lost 10 times in a row", 10),
-        (Slots(99), count().__next__, "", 20),  # more is saved each time
-        (Slots(1), tuple, "a worker died", 2),  # and no slot comes back
-        (Slots(1, closed=True), tuple, "closed", 1),
+        (Slots(99), tuple, 60.0, None, "workers were lost 10 times in a row", 10),
+        (Slots(99), count().__next__, 60.0, None, "", 20),  # more is saved each time
+        (Slots(1), tuple, 60.0, None, "a worker died", 2),  # and no slot comes back
+        (Slots(1, closed=True), tuple, 60.0, None, "closed", 1),
+        (Slots(99), tuple, 60.0, KilledWorker("a-0", None, 3), "a worker died", 1),
+        (Slots(99), tuple, 0.5, None, "a worker died", 3),
     ],
 )
 def test_it_is_tried_again_as_often_as_workers_are_lost_and_not_for_ever(
-    clock, slots, state, words, tries
+    monkeypatch, slots, state, seconds, cause, words, tries
 ):
-    tried = []
+    """Nor where a task is named; each try takes 0.2 s of a time that stands still otherwise."""
+    now, tried = [0.0], []
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def attempt(number, left):
-        tried.append(number)
+        tried.append((number, pytest.approx(left)))
+        now[0] += 0.2
         if number < 19:
-            raise ClusterLostError("a worker died")
-        return "done"
+            raise ClusterLostError("a worker died") from cause
 
-    if words:
-        with pytest.raises(ClusterLostError, match=words):
-            retry_lost(slots, [0], 60.0, attempt, state)
-    else:
-        assert retry_lost(slots, [0], 60.0, attempt, state) == "done"
-    assert tried == [*range(tries)]
-
-
-def test_it_is_not_tried_beyond_its_time_nor_again_where_a_task_is_named(clock):
-    tried = []
-
-    def slow(number, left, named=None):
-        tried.append(left)
-        clock[0] += 0.2
-        raise ClusterLostError("a worker died") from named
-
-    with pytest.raises(ClusterLostError):
-        retry_lost(Slots(99), [0, 1], 0.5, slow)
-    assert tried == pytest.approx([0.5, 0.3, 0.1])
-    with pytest.raises(ClusterLostError, match="a worker died"):
-        retry_lost(Slots(99), [0], 60.0, lambda *given: slow(*given, KilledWorker("a-0", None, 3)))
-    assert len(tried) == 4
+    with pytest.raises(ClusterLostError, match=words) if words else nullcontext():
+        retry_lost(slots, [0], seconds, attempt, state)
+    assert tried == [(n, seconds - 0.2 * n) for n in range(tries)]
 
 
 def averaged(rank, x):

@@ -1,7 +1,4 @@
-"""Checksums of arrays are those of their bytes in order.
-
-Holds `tiledask.distributed.arrays.digests`.
-"""
+"""Checksums of arrays are those of their bytes in order."""
 
 import zlib
 from hashlib import blake2b
