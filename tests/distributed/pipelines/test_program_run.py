@@ -1,7 +1,4 @@
-"""Programs of schedules are run: one device's gradients, counted bytes, threads as workers.
-
-Holds `tiledask.distributed.pipelines.pipeline`.
-"""
+"""Programs of schedules are run: one device's gradients, counted bytes, threads as workers."""
 
 from dataclasses import replace
 
@@ -70,16 +67,17 @@ def test_nothing_runs_that_is_wrong():
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v", "dualpipev"])
 def test_workers_do_what_threads_do_to_the_bit_and_what_the_engines_of_schedules_do(name, cluster):
     schedule, layers, x, y = made(name)
     program = td.program(schedule, block_bytes=ROWS * WIDTH * 8)
     here = run_program(program, layers, x, target=y)
     there = run_program(program, layers, x, td.Mesh(cluster, (4,)), target=y)
-    assert there.traffic.measured == here.traffic.measured == program.traffic
     with pytest.raises(PlacementError, match=r"the mesh 2; td\.Mesh\(cluster, \(4,\)\)"):
         run_program(program, layers, x, td.Mesh(cluster, (2,)), target=y)
-    run = td.run_schedule(schedule, layers, x, cluster, target=y, engine="loop")
-    assert run.traffic.measured == program.traffic
-    assert len({flat(each.gradients).tobytes() for each in (here, there, run)}) == 1
-    assert here.loss == there.loss == run.loss
+    given = schedule, layers, x, cluster
+    runs = [td.run_schedule(*given, target=y, engine=engine) for engine in ("loop", "tasks")]
+    for run in (here, there, *runs):
+        assert run.traffic.measured == program.traffic
+        assert flat(run.gradients).tobytes() == flat(here.gradients).tobytes()
+        assert run.loss == here.loss

@@ -1,7 +1,4 @@
-"""Groups of programs: bits, bytes and records of a Group, on threads and on workers.
-
-Holds `tiledask.distributed.ranks.rounds` and `tiledask.distributed.ranks.group`.
-"""
+"""Groups of programs: bits, bytes and records of a Group, on threads and on workers."""
 
 import numpy as np
 import pytest
@@ -10,20 +7,19 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.distributed.cluster.clocks import now
-from tiledask.distributed.ranks import threads
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.run import TRANSPORTS
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.tile.backend import probe, to_numpy
+from tiledask.tile import to_numpy
 
 MESHES = (1,), (2,), (3,), (2, 2), (9,)
 """Alone, a pair, direct, groups along axes, and more ranks than go directly."""
 DTYPES = "float64", "float32", "float16", "bfloat16", "int32", "complex128"
 
 
-def group_of(rank, checked, axis=None):
-    """The ranks along ``axis``; unless ``checked`` those whose calls were checked before."""
-    whole = rank.group(axis)
+def group_of(rank, checked):
+    """The ranks along axis 0; unless ``checked`` those whose calls were checked before."""
+    whole = rank.group(0)
     return whole if checked else Group(rank, whole.axes, whole.members, checked=False)
 
 
@@ -35,7 +31,7 @@ def array(rank, shape, dtype):
 def everything(rank, case, checked=False):
     """All kinds of collectives, on the rank's device."""
     shape, dtype, algorithm, op, keep = case
-    g, x = group_of(rank, checked, 0), rank.on_device(array(rank.index, shape, dtype))
+    g, x = group_of(rank, checked), rank.on_device(array(rank.index, shape, dtype))
     n, rows = g.size, [r % 3 for r in range(g.size)]
     whole = rank.on_device(array(rank.index, (sum(rows), 2), dtype))
     how = {"keep": keep, "algorithm": algorithm}
@@ -107,9 +103,6 @@ def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
         assert done.results[1] == ([0.0] * 4, keep)
 
 
-# -- elsewhere ------------------------------------------------------------------------------------
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize("way", TRANSPORTS)
 @pytest.mark.parametrize("checked", [False, True])
@@ -122,15 +115,3 @@ def test_on_workers_as_on_threads(cluster, way, checked):
         begun = [r.begin for r in done.records]
         assert max(begun) - min(begun) < 60.0
         assert abs(max(begun) - now()) < 60.0  # one clock, that of the day
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32"])
-def test_arrays_of_one_gpu_give_the_same_bits(dtype, monkeypatch):
-    """Through host memory and back."""
-    if not probe().usable:
-        pytest.skip(f"no usable GPU: {probe().reason}")
-    case, ran = ((7, 5), dtype, None, "sum", False), threads.ran
-    reference = run_threads(everything, 3, case, True)
-    monkeypatch.setattr(threads, "ran", lambda *given: ran(*given[:3], "cupy", *given[4:]))
-    assert_as(run_threads(everything, 3, case, True, timeout=240), reference)

@@ -1,8 +1,4 @@
-"""Rank functions on real workers: both transports, the same bytes, and workers that die.
-
-Holds `tiledask.distributed.ranks.rank_function`, `tiledask.distributed.ranks.run`
-and `tiledask.distributed.transport.messages`.
-"""
+"""Rank functions on real workers: both transports, the same bytes, and workers that die."""
 
 import os
 import signal
@@ -105,25 +101,21 @@ def test_a_rank_that_does_not_do_as_the_others(cluster, way, what, error, words)
 @pytest.mark.few(1)
 @WAYS
 def test_a_rank_that_is_late(cluster, way):
-    raised_late(
-        DeadlineError,
-        r"rank 0 waited for rank 1 .*'even'",
-        lambda s: td.run_ranks(
-            odd_one, td.Mesh(cluster, (2,)), "late", 1.5 * s, transport=way, timeout=s
-        ),
-    )
+    def late(seconds):
+        options = {"transport": way, "timeout": seconds}
+        td.run_ranks(odd_one, td.Mesh(cluster, (2,)), "late", 1.5 * seconds, **options)
+
+    raised_late(DeadlineError, r"rank 0 waited for rank 1 .*'even'", late)
     works(cluster, way)
 
 
 def test_nothing_is_left_behind(cluster, monkeypatch):
-    works(cluster)
+    def raises_late(*_args, **_options):
+        raise DeadlineError("waited until the end")
+
     for name in ("set_clocks", "opened"):  # whatever it is that a run fails of
         with monkeypatch.context() as patched:
             patched.setattr(run, name, raises_late)
             with pytest.raises(DeadlineError):
                 works(cluster)
     assert not [p for p in cluster.spool.iterdir() if p.is_dir()]
-
-
-def raises_late(*_args, **_options):
-    raise DeadlineError("waited until the end")

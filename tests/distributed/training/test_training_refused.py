@@ -1,6 +1,5 @@
 """What a training refuses to begin, to take up and to end with."""
 
-import os
 import shutil
 from dataclasses import replace
 
