@@ -1,7 +1,6 @@
 """Meshes: names of their axes, which slots ranks have, and what moves between hosts.
 
-Holds `tiledask.distributed.arrays.hosts` and `tiledask.distributed.arrays.mesh`. Hosts are said to
-be several here; tests/distributed/connecting has some that are.
+Hosts are said to be several here; tests/distributed/connecting has some that are.
 """
 
 from itertools import permutations

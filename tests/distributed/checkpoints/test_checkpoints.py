@@ -1,7 +1,4 @@
-"""Checkpoints: saved under one layout, read under another, bit for bit; killed, cut and damaged.
-
-Holds `tiledask.distributed.checkpoints.index` and `tiledask.distributed.checkpoints.write`.
-"""
+"""Checkpoints: saved under one layout, read under another, bit for bit; killed, cut and damaged."""
 
 import json
 import shutil

@@ -1,9 +1,4 @@
-"""Convolutions split by channels or rows: one device's results and gradients, the calls planned.
-
-Holds `tiledask.distributed.convolution.layers`,
-`tiledask.plan.collectives.rows`, `tiledask.plan.program.making.convolutions` and
-`tiledask.tile.layers.conv`.
-"""
+"""Convolutions split by channels or rows: one device's results and gradients, the calls planned."""
 
 from itertools import accumulate, pairwise
 
@@ -29,12 +24,6 @@ from tiledask.tile import layers as L
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def assert_parts(results, expected):
-    """What all ranks have is the expected array."""
-    for parts, whole in zip(zip(*results, strict=True), expected, strict=True):
-        assert_close(T.whole_of(parts), whole)
-
-
 def over_ranks(rank, program, *args):
     """What it gives, and the layer's program, which is right and calls what is recorded."""
     given = program(rank.group(), *args)
@@ -42,6 +31,17 @@ def over_ranks(rank, program, *args):
     said = [(c.label.partition("/")[2], *c[1:]) for c in calls(layer.program.check(), rank.index)]
     assert [(r.label, r.kind, r.sent, r.received, r.messages) for r in rank.records] == said
     return given
+
+
+def compared(program, x, w, b, ranks, *args, run=run_threads, **options):
+    """The run of a convolution over ranks, whose results and gradients are those of one device."""
+    y, kept = L.conv2d(x, w, b, **options)
+    (dy,) = draw(y.shape, seed=9)
+    done = run(over_ranks, ranks, program, x, w, b, dy, *args, options)
+    expected = (y, *L.conv2d_grad(dy, kept, w, b))[: 4 - (b is None)]
+    for parts, whole in zip(zip(*done.results, strict=True), expected, strict=True):
+        assert_close(T.whole_of(parts), whole)
+    return done
 
 
 # -- by channels -----------------------------------------------------------------------------------
@@ -53,11 +53,8 @@ def by_output(group, x, w, b, dy, options):
     return y, *conv2d_grad(group, T.shard(group, dy, 1), kept, w, b)
 
 
-def check(x, w, b, ranks, run=run_threads, **options):
-    y, kept = L.conv2d(x, w, b, **options)
-    (dy,) = draw(y.shape, seed=9)
-    done = run(over_ranks, ranks, by_output, x, w, b, dy, options)
-    assert_parts(done.results, (y, *L.conv2d_grad(dy, kept, w, b)))
+def check(x, w, b, ranks, **options):
+    done = compared(by_output, x, w, b, ranks, **options)
     P.assert_calls(done.records, P.by_output(x, ranks), ranks)
 
 
@@ -82,18 +79,14 @@ def shards(rows):
 def in_rows(group, x, w, b, dy, rows, options):
     w, b = T.replicate(w), b if b is None else T.replicate(b)
     y, kept = conv2d(group, T.shard(group, x, 2, shards(rows)), w, b, **options)
-    dx, dw, db = conv2d_grad(group, T.shard(group, dy, 2, y.shards), kept, w, b)
-    return y, dx, dw, *([] if b is None else [db])
+    grads = conv2d_grad(group, T.shard(group, dy, 2, y.shards), kept, w, b)
+    return (y, *grads)[: 4 - (b is None)]
 
 
 def check_conv(x, w, b, rows, run=run_threads, **options):
-    y, kept = L.conv2d(x, w, b, **options)
-    (dy,) = draw(y.shape, seed=9)
-    done = run(over_ranks, len(rows), in_rows, x, w, b, dy, rows, options)
-    grads = L.conv2d_grad(dy, kept, w, b)
-    assert_parts(done.results, (y, *grads)[: 4 - (b is None)])
-    laid = td.tile.layers.windows(w.shape[2:], **options)
-    P.assert_calls(done.records, P.in_rows(x, w, b is not None, rows, laid), len(rows))
+    done = compared(in_rows, x, w, b, len(rows), rows, run=run, **options)
+    windows = L.windows(w.shape[2:], **options)
+    P.assert_calls(done.records, P.in_rows(x, w, b is not None, rows, windows), len(rows))
     return done
 
 
@@ -164,8 +157,8 @@ def test_on_workers(cluster):
     def run(program, ranks, *args):
         return td.run_ranks(program, td.Mesh(cluster, (ranks,)), *args, timeout=240)
 
-    check(*draw((2, 6, 7, 5), (10, 6, 3, 3), (10,)), 4, run, padding=1)
-    check_conv(*draw((2, 4, 11, 7), (6, 4, 3, 3), (6,)), even(11, 4), run, padding=1)
+    check(*draw((2, 6, 7, 5), (10, 6, 3, 3), (10,)), 4, run=run, padding=1)
+    check_conv(*draw((2, 4, 11, 7), (6, 4, 3, 3), (6,)), even(11, 4), run=run, padding=1)
 
 
 X, W = draw((1, 3, 8, 5), (4, 3, 3, 3))

@@ -1,8 +1,4 @@
-"""d2l's LeNet split three ways: one loss, one gradient, and what is published about them.
-
-Holds `tiledask.distributed.convolution.lenet`, `tiledask.distributed.ranks.group`
-and `tiledask.lab.claims`.
-"""
+"""d2l's LeNet split three ways: one loss, one gradient, and what is published about them."""
 
 import pytest
 from oracles.gradients import draw

@@ -1,7 +1,4 @@
-"""Memory claims, run: pools count and refuse, gradients are right, verdicts and peaks agree.
-
-Holds `tiledask.distributed.memory.device_run`, `tiledask.errors` and `tiledask.tile.memory`.
-"""
+"""Memory claims, run: pools count and refuse, gradients are right, verdicts and peaks agree."""
 
 import gc
 import sys

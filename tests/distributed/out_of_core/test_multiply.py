@@ -1,7 +1,4 @@
-"""Products of stored matrices: right, counted to the byte, within memory, and never lost.
-
-Holds `tiledask.distributed.out_of_core.journal`.
-"""
+"""Products of stored matrices: right, counted to the byte, within memory, and never lost."""
 
 import json
 import os

@@ -1,8 +1,4 @@
-"""Matrices in files: every region as NumPy would read it, and nothing believed unchecked.
-
-Holds `tiledask.distributed.out_of_core.npy`, `tiledask.distributed.out_of_core.zarr_chunks`
-and `tiledask.distributed.out_of_core.disk`.
-"""
+"""Matrices in files: every region as NumPy would read it, and nothing believed unchecked."""
 
 import io
 import os

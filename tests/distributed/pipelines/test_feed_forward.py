@@ -1,4 +1,4 @@
-"""The block of a pipeline's stages: what it is, and every gradient the transpose of its derivative."""
+"""The block of a pipeline's stages: its definition, and gradients that are its derivatives'."""
 
 import numpy as np
 import pytest

@@ -1,9 +1,4 @@
-"""The distributed product: right for every placement, counted to the byte, within its memory.
-
-Holds `tiledask.distributed.cluster.counters`, `tiledask.distributed.products.panels`,
-`tiledask.distributed.products.memory`, `tiledask.distributed.products.worker` and
-`tiledask.lab.claims`.
-"""
+"""The distributed product: right for every placement, counted to the byte, within its memory."""
 
 import os
 import random

@@ -1,7 +1,4 @@
-"""A rank goes through its line: what it holds is what was said, and errors say where they were.
-
-Holds `tiledask.distributed.programs.runner`.
-"""
+"""A rank goes through its line: what it holds is what was said, and errors say where they were."""
 
 import numpy as np
 import pytest

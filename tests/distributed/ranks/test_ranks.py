@@ -1,4 +1,4 @@
-"""Rank functions on threads: results, laws, bytes counted and predicted, and ranks that disagree."""
+"""Rank functions on threads: results, laws, bytes as predicted, and ranks that disagree."""
 
 import threading
 import time

@@ -3,27 +3,22 @@
 The cases are in data/published/tensor_parallel.json with their sources. A number that is a
 consequence of what is executed here is compared with what was counted; one that belongs to sizes
 no test can run is compared with the plan, which other tests compare with what is counted.
-
-Holds `tiledask.plan.collectives.shards`.
 """
 
-from math import ceil, log
+from math import log
 
 import numpy as np
 import pytest
 from oracles import closed_layers as plan
 from oracles.closed_layers import Stream, bytes_by_rank
-from oracles.gradients import draw
 from oracles.published_cases import assert_nothing_in_silence, check_of, load_cases, matching
 from test_tensor_layers import check_layer, check_loss, feed_forward
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import PlacementError
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.products.placement import even_shards
 from tiledask.tile import layers as tile
-from tiledask.tile.layers.cross_entropy import RankPart, cross_entropy, loss, loss_sums
 
 CASES = load_cases("tensor_parallel.json")
 
@@ -33,6 +28,8 @@ NOT_COVERED = {
     r"dtensor_conv_.*|conv_channel_equal|d2l_lenet_.*": "in test_convolution_*.py",
     r"alpa_counts_conv": "no two convolutions share a sum here",
     r"colossal_.*": "no layer here is split over a grid of ranks",
+    r"megatron_ce_gathered|f_g_wrong": "refused here: test_tensor_placed.py",
+    r"m19_vocab_pad": "nothing is padded here: even_shards",
     r"mem_.*|kor_mtnlg": "memory of states and activations, by the tests of the planner",
     r"sc21_bubble_.*|sc21_interleave|idle_p24": "pipelines, by the tests of schedules",
     r"fp32_nonassoc": "arithmetic of floats, which is NumPy's",
@@ -142,22 +139,11 @@ def alpa_bert(case):
 def parameters(case):
     i = case["inputs"]
     h = i["h"]
-    heads = tile.Heads(16, 16, h // 16)
-    layer = tile.self_attention_parameters(h, heads, fused=True, bias=True)
+    layer = tile.self_attention_parameters(h, tile.Heads(16, 16, h // 16), fused=True, bias=True)
     layer |= tile.mlp_parameters(h, 4 * h)
     norms = 2 * 2 * h
     counted = i["l"] * (sum(p.size for p in layer.values()) + norms) + (i["V"] + i["s"]) * h
-    formula = 12 * i["l"] * h**2 * (1 + 13 / (12 * h) + (i["V"] + i["s"]) / (12 * i["l"] * h))
-    assert counted == pytest.approx(formula, rel=1e-12)
     assert counted / 1e9 == pytest.approx(case["expected"]["params_e9"], abs=5e-4)
-
-
-def vocabulary_padded(case):
-    """What Megatron pads to; here 50257 classes lie on 8 ranks as they are."""
-    i = case["inputs"]
-    step = 128 * i["t"]
-    assert ceil(i["V"] / step) * step == case["expected"]["padded"]
-    assert even_shards(i["V"], i["t"]).counts == (6283,) + (6282,) * 7
 
 
 def padding_shifts_the_loss(case):
@@ -204,35 +190,6 @@ def label_smoothing(case):
         check_loss(t, case["inputs"]["V"], smoothing=0.1)  # to 1e-12
 
 
-def gathered_logits(case):
-    z, targets = draw((5, 16))[0], np.arange(5)
-
-    def program(rank):
-        with pytest.raises(PlacementError, match="larger by ln"):
-            T.cross_entropy(rank.group(), T.replicate(z), targets)
-        mine = loss_sums(z, targets, z.max(axis=-1), RankPart(0, 16, 16))
-        mine[0] = rank.group().all_reduce(mine[0])  # every rank counts every class
-        return float(loss(mine, targets, RankPart(0, 16, 16), 5) - cross_entropy(z, targets)[0])
-
-    for t, excess in zip(case["inputs"]["tp"], case["expected"]["excess"], strict=True):
-        assert run_threads(program, t).results == pytest.approx([excess] * t, abs=5e-5)
-
-
-def f_and_g(case):
-    x, w, dy = draw((3, 8), (8, 5), (3, 5))
-
-    def program(rank, twice):
-        group = rank.group()
-        w_here = T.shard(group, w, 0)
-        _, kept = T.row_linear(group, T.shard(group, x, -1), w_here)
-        d = group.all_reduce(dy) if twice else dy
-        return T.row_linear_grad(group, T.replicate(d), kept, w_here)[1].local
-
-    for t, ratio in zip(case["inputs"]["tp"], case["expected"]["ratio"], strict=True):
-        right, wrong = (np.concatenate(run_threads(program, t, twice).results) for twice in (0, 1))
-        np.testing.assert_allclose(wrong, ratio * right, rtol=1e-12)
-
-
 def uneven_feed_forward(case):
     """DTensor raises on these; here they are right to 1e-12."""
     for inner, t in zip(case["inputs"]["d_ff"], case["inputs"]["tp"], strict=True):
@@ -245,15 +202,12 @@ CHECKS = {
     r"ring_identity": ring_identity,
     r"m19_counts|picotron_layer_counts": counts,
     r"m19_params_.*": parameters,
-    r"m19_vocab_pad": vocabulary_padded,
     r"m19_logits": logits_not_gathered,
     r"sc21_tp_volume": volume_of_a_layer,
     r"kor_sp_.*": volume_of_sharded_tokens,
     r"pytorch_transformer_counts": pytorch_transformer,
     r"alpa_counts_bert": alpa_bert,
     r"megatron_ce_label_smoothing": label_smoothing,
-    r"megatron_ce_gathered": gathered_logits,
-    r"f_g_wrong": f_and_g,
     r"vocab_pad_shift": padding_shifts_the_loss,
     r"dtensor_uneven_ffn": uneven_feed_forward,
     r"d2l_64ch": channels,
@@ -268,4 +222,4 @@ def test_reproduces(case):
 
 
 def test_nothing_is_skipped_in_silence():
-    assert_nothing_in_silence(CASES, CHECKS, NOT_COVERED, total=54, uncovered=33)
+    assert_nothing_in_silence(CASES, CHECKS, NOT_COVERED, total=54, uncovered=36)

@@ -1,8 +1,5 @@
 """Linear layers over ranks: as on one device, to the last digits; collectives as planned; what is
 kept.
-
-Holds `tiledask.distributed.tensor.tp_region`, `tiledask.distributed.tensor.run_layer` and
-`tiledask.plan.program.making.layer`.
 """
 
 import pickle
@@ -24,8 +21,8 @@ from tiledask.tile import layers as tile
 def reference(inputs, outputs, tokens=S):
     x, w, b, dy = draw((B, tokens, inputs), (inputs, outputs), (outputs,), (B, tokens, outputs))
     y, kept = tile.linear(x, w, b)
-    dx, dw, db = tile.linear_grad(dy, kept, w, b)
-    return (x, w, b, dy), {"y": y, "dx": dx, "dw": dw, "db": db}
+    made = y, *tile.linear_grad(dy, kept, w, b)
+    return (x, w, b, dy), dict(zip(("y", "dx", "dw", "db"), made, strict=True))
 
 
 def by_columns(group, operands, sequence=False, regather=False):

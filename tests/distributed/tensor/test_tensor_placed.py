@@ -1,8 +1,4 @@
-"""Placed blocks: what would be silently wrong raises, with words that help.
-
-Holds `tiledask.distributed.tensor.tp_region`, `tiledask.distributed.tensor.placed` and
-`tiledask.distributed.tensor.propagate`.
-"""
+"""Placed blocks: what would be silently wrong raises, with words that help."""
 
 import re
 
@@ -11,7 +7,7 @@ import pytest
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import ConfigError, PlacementError
+from tiledask.errors import ConfigError, KernelError, PlacementError
 from tiledask.plan.collectives.shards import side_by_side
 from tiledask.plan.products.placement import Partial, Shards, even_shards
 from tiledask.tile import layers as tile
@@ -70,6 +66,7 @@ REFUSED = [
     ("they must be alike", lambda g: rows(g, cut(g, W, 0, UNEVEN))),
     ("scale is none of them", lambda g: T.mlp(g, WHOLE, whole_mlp(g) | {"scale": WHOLE})),
     ("w_2 is missing", lambda g: T.mlp(g, WHOLE, {"w_1": cut(g, W, 1)})),
+    (r"tokens are 0 \.\. 7, got 9", lambda g: T.embedding(g, IDS + 9, cut(g, W.T, 0))),
     ("in the sum several times", lambda g: rows(g, cut(g, W, 0, SHARED), shards=SHARED)),
 ]
 
@@ -77,7 +74,7 @@ REFUSED = [
 @pytest.mark.parametrize(("words", "program"), REFUSED)
 def test_what_would_be_silently_wrong_is_refused_before_any_collective(words, program):
     def one(rank):
-        with pytest.raises((ConfigError, PlacementError)) as caught:
+        with pytest.raises((ConfigError, KernelError, PlacementError)) as caught:
             program(rank.group())
         return str(caught.value)
 
@@ -91,52 +88,42 @@ def test_blocks_of_another_group_are_refused():
     """Of 2 x 2 ranks, w lies along the second axis; x is told to go along both."""
 
     def program(rank):
-        w, x = T.shard(rank.group(1), W, 1), T.shard(rank.group(1), X, 1)
+        g, own = rank.group(), rank.group(1)
         for call in (
-            lambda g: T.column_linear(g, T.replicate(X), w),
-            lambda g: T.row_linear(g, T.shard(rank.group(1), X, 2), T.shard(rank.group(1), W, 0)),
-            lambda g: T.gathered(g, x),
-            lambda g: T.embedding(g, np.zeros(3, int), T.shard(rank.group(1), W, 0)),
+            lambda: T.column_linear(g, T.replicate(X), cut(own, W, 1)),
+            lambda: T.row_linear(g, cut(own, X, 2), cut(own, W, 0)),
+            lambda: T.gathered(g, cut(own, X, 1)),
+            lambda: T.embedding(g, IDS, cut(own, W, 0)),
         ):
             with pytest.raises(PlacementError, match=r"over 2 ranks .* of this group of 4 has"):
-                call(rank.group())
+                call()
         with pytest.raises(PlacementError, match=r"even_shards\(8, 4\)"):
-            T.shard(rank.group(), W, 1, w.shards)
-        return True
+            cut(g, W, 1, cut(own, W, 1).shards)
 
-    done = run_threads(program, (2, 2))
-    assert all(done.results)
-    assert not len(done.records)
+    assert not len(run_threads(program, (2, 2)).records)
 
 
 def test_gradients_are_checked_too():
     """An all_reduce of dy before row_linear's backward, declared for what it is: refused."""
+    dy = np.ones((2, 3, 8))
 
-    def program(group):
-        w = T.shard(group, W, 0)
-        _, kept = T.row_linear(group, T.shard(group, X, -1), w)
-        for dy, words in (
-            (T.partial(np.ones((2, 3, 8))), "t times too large"),
-            (T.shard(group, np.ones((2, 3, 8)), 1), "t times too large"),
-            (T.replicate(np.ones((2, 2, 8))), "must have the same placement"),
+    def program(rank):
+        g = rank.group()
+        by_rows, by_columns = cut(g, W, 0), cut(g, W, 1)
+        _, kept = T.row_linear(g, cut(g, X, -1), by_rows)
+        for bad, words in (
+            (T.partial(dy), "t times too large"),
+            (cut(g, dy, 1), "t times too large"),
+            (T.replicate(dy[:, :2]), "must have the same placement"),
         ):
             with pytest.raises(PlacementError, match=words):
-                T.row_linear_grad(group, dy, kept, w)
-        w = T.shard(group, W, 1)
-        _, kept = T.column_linear(group, T.replicate(X), w)
+                T.row_linear_grad(g, bad, kept, by_rows)
+        _, kept = T.column_linear(g, T.replicate(X), by_columns)
         with pytest.raises(PlacementError, match="must be Shard"):
-            T.column_linear_grad(group, T.replicate(np.ones((2, 3, 8))), kept, w)
-        return True
+            T.column_linear_grad(g, T.replicate(dy), kept, by_columns)
+        x = cut(g, X, 1)  # and what may be done on shards is done
+        return T.add(x, x), T.add_bias(g, x, T.replicate(ONES))
 
-    assert all(run_threads(lambda rank: program(rank.group()), 4).results)
-
-
-def test_what_may_be_done_on_shards_is_done():
-    def program(rank):
-        group = rank.group()
-        x = T.shard(group, X, 1)
-        return T.add(x, x), T.add_bias(group, x, T.replicate(np.ones(4)))
-
-    results = run_threads(program, 2).results
-    np.testing.assert_array_equal(T.whole_of([r[0] for r in results]), 2 * X)
-    np.testing.assert_array_equal(T.whole_of([r[1] for r in results]), X + 1)
+    both = zip(*run_threads(program, 4).results, strict=True)
+    for parts, right in zip(both, (2 * X, X + 1), strict=True):
+        np.testing.assert_array_equal(T.whole_of(parts), right)

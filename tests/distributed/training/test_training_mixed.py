@@ -148,13 +148,13 @@ def test_shards_are_the_plain_replicas_to_the_bit_and_the_planners_bytes(name, s
     got, plain = kept(name, stage, ranks), kept(name, 0, ranks)
     assert got.losses.tolist() == plain.losses.tolist()
     assert all(w.tobytes() == plain.weights[n].tobytes() for n, w in got.weights.items())
-    for run, zero in ((got, stage), (plain, 0)) if KEPT[name][1] else ():
+    for one, zero in ((got, stage), (plain, 0)) if KEPT[name][1] else ():
         recipe = td.load_recipe(name)
         planned = state_bytes(TINY.size, recipe, zero, ranks)
-        assert {tensor: max(held[tensor] for held in run.held) for tensor in run.held[0]} == planned
+        assert {tensor: max(held[tensor] for held in one.held) for tensor in one.held[0]} == planned
         for state in recipe.states:
             copies = 1 if state.sharded(zero) and ranks > 1 else ranks
-            assert sum(h[state.tensor] for h in run.held) == state.bytes * TINY.size * copies
+            assert sum(h[state.tensor] for h in one.held) == state.bytes * TINY.size * copies
 
 
 def test_gradients_in_single_precision_travel_so():

@@ -1,8 +1,4 @@
-"""Blocks lent to other processes: read right, counted, and never read once they are taken back.
-
-Holds `tiledask.distributed.transport.blocks`, `tiledask.distributed.transport.tickets` and
-`tiledask.tile.ipc`.
-"""
+"""Blocks lent to other processes: read right, counted, and never read once they are taken back."""
 
 import ctypes
 import errno
