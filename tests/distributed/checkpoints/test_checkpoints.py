@@ -26,6 +26,7 @@ from tiledask.plan.intervals import even
 from tiledask.tile.backend import as_dtype
 
 MODEL = GPT(13, hidden=12, layers=3, heads=6, sequence=4, kv_heads=3, ffn=11)
+LONG = {"w": np.arange(3000.0)}
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int64")
 
 
@@ -50,11 +51,8 @@ def drawn(seed):
 
 def local(array, piece):
     """What ``piece`` says of ``array``, by indices and not by boxes."""
-    at = [
-        np.concatenate([np.arange(0), *map(np.arange, *zip(*p, strict=True))]) if p else []
-        for p in piece.parts
-    ]
-    return array[np.ix_(*[np.asarray(i, int) for i in at])] if at else array
+    at = [np.array([i for span in p for i in range(*span)], int) for p in piece.parts]
+    return array[np.ix_(*at)] if at else array
 
 
 def save(folder, step, arrays, held, **about):
@@ -77,16 +75,14 @@ def test_any_layout_is_read_under_any_other(tmp_path_factory, a, b, seed):
     save(folder, seed, arrays, layout(*a), note="x")
     saved = open_checkpoint(folder)
     assert (saved.step, saved.about) == (seed, {"note": "x"})
-    assert {n: (s.shape, s.dtype) for n, s in saved.arrays.items()} == {
-        n: (x.shape, x.dtype.name) for n, x in arrays.items()
-    }
+    named = {name: (each.shape, each.dtype) for name, each in saved.arrays.items()}
+    assert named == {name: (x.shape, x.dtype.name) for name, x in arrays.items()}
     for pieces in layout(*b):
         read = saved.read(pieces)
         assert list(read) == list(pieces)
         for name, array in read.items():
             expected = local(arrays[name], pieces[name])
-            assert array.dtype == expected.dtype
-            assert array.shape == expected.shape
+            assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
             assert array.tobytes() == expected.tobytes()
 
 
@@ -99,35 +95,24 @@ def test_replicas_share_the_writing(tmp_path):
     assert [p.stat().st_size for p in tmp_path.glob("*/*.bin")] == [2 * 64 * 64 * 4] * 4
 
 
-class PowerCutError(Exception):
-    pass
-
-
 @pytest.mark.parametrize("at", ["_write_boxes", "sync", "os.rename"])
 def test_a_save_that_breaks_off_leaves_the_former_one(tmp_path, monkeypatch, at):
     arrays, held = drawn(0), layout(1, 2, 1)
     save(tmp_path, 1, arrays, held)
 
     def cut(*args):
-        raise PowerCutError
+        raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
         patch.setattr(f"tiledask.distributed.checkpoints.write.{at}", cut)
-        with pytest.raises(PowerCutError):
+        with pytest.raises(ZeroDivisionError):
             save(tmp_path, 2, drawn(1), held)
     assert steps_in(tmp_path) == (1,)
     assert (open_checkpoint(tmp_path).read()["embedding.table"] == arrays["embedding.table"]).all()
     with pytest.raises(CheckpointError, match=r"step 2 in .*: it has steps 1$"):
         open_checkpoint(tmp_path, 2)
     save(tmp_path, 2, drawn(1), held)  # what was left behind is in nobody's way
-    assert open_checkpoint(tmp_path).step == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
-
-
-def one(tmp_path):
-    save(tmp_path, 5, {"w": np.arange(3000.0)}, [{"w": whole((3000,))}])
-    (path,) = tmp_path.glob("*/*.bin")
-    return path
 
 
 def rewritten(folder, change):
@@ -139,16 +124,16 @@ def rewritten(folder, change):
     path.write_text(json.dumps({"crc32": zlib.crc32(text.encode()), "index": text}))
 
 
-def change_part(at, value):
+def part(at, value):
     return lambda index: index["arrays"]["w"][2][0].__setitem__(at, value)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        *((change_part(0, rank), "cannot be read") for rank in ("/../../outside", 1, "a\0b", -1)),
-        (change_part(1, [[0, 2000]]), "no rank holds"),
-        (change_part(2, 8), "not have its checksum"),
+        *((part(0, rank), "cannot be read") for rank in ("/../../outside", 1, "a\0b", -1)),
+        (part(1, [[0, 2000]]), "no rank holds"),
+        (part(2, 8), "not have its checksum"),
         (lambda index: index["arrays"]["w"].__setitem__(0, [500_000_000_000]), "no rank holds"),
         (lambda index: index["arrays"]["w"].__setitem__(1, "complex128"), "cannot be read"),
         (lambda index: index.__setitem__("format", 3), "has format 3 .* this version reads"),
@@ -158,7 +143,8 @@ def change_part(at, value):
 def test_nothing_outside_of_its_folder_is_read_and_no_more_than_was_written(
     tmp_path, change, words
 ):
-    path = one(tmp_path)
+    save(tmp_path, 5, LONG, [{"w": whole((3000,))}])
+    (path,) = tmp_path.glob("*/*.bin")
     shutil.copy(path, tmp_path / "outside.bin")
     path.with_name("rank-1.bin").symlink_to("../outside.bin")
     rewritten(tmp_path, change)
@@ -167,10 +153,9 @@ def test_nothing_outside_of_its_folder_is_read_and_no_more_than_was_written(
 
 
 def test_no_damage_is_accepted_that_changes_a_number(tmp_path):
-    rng = np.random.default_rng(4)
+    rng, refused = np.random.default_rng(4), 0
     arrays = {"w": rng.standard_normal((40, 30)), "b": rng.standard_normal(7).astype("f4")}
     save(tmp_path / "whole", 5, arrays, [{name: whole(a.shape) for name, a in arrays.items()}])
-    refused = 0
     for i in range(60):
         folder = Path(shutil.copytree(tmp_path / "whole", tmp_path / str(i)))
         files = sorted(folder.glob("*/*"))
@@ -180,9 +165,9 @@ def test_no_damage_is_accepted_that_changes_a_number(tmp_path):
         except CheckpointError:
             refused += 1
             assert changed
-            continue
-        assert set(read) == set(arrays)
-        assert all(read[name].tobytes() == arrays[name].tobytes() for name in read)
+        else:
+            bits, right = ({n: a.tobytes() for n, a in each.items()} for each in (read, arrays))
+            assert bits == right
     assert refused > 40
 
 
@@ -198,8 +183,8 @@ def test_a_full_disk_is_said(tmp_path, small_disk):
 
 def test_what_is_not_there_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"is not a checkpoint in .*: it has none"):
-        open_checkpoint(tmp_path / "nowhere")
-    one(tmp_path)
+        open_checkpoint(tmp_path)
+    save(tmp_path, 5, LONG, [{"w": whole((3000,))}])
     saved = open_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match=r"has no array 'W'; \.arrays lists"):
         saved.read({"W": whole((3,))})

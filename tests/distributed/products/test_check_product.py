@@ -14,7 +14,7 @@ pytestmark = pytest.mark.cluster
 GRID = (Shard(0), Shard(1))
 
 
-def drawn(cluster, m, k, n, dtype, scale=1.0):
+def drawn(cluster, m, k, n, dtype="float32", scale=1.0):
     rng, mesh = np.random.default_rng(0), td.Mesh(cluster, (2, 2))
     both = rng.standard_normal((m, k)), rng.standard_normal((k, n)) * scale
     return [td.distribute(x.astype(as_dtype(dtype)), mesh, GRID) for x in both]
@@ -45,22 +45,20 @@ def test_a_product_is_right_and_a_planted_fault_is_seen_in_its_row(cluster, dtyp
 
 def test_any_right_product_is_within_rounding(cluster):
     for seed, (m, k, n) in enumerate([(1, 1, 1), (3, 700, 2), (300, 2, 300), (129, 257, 65)]):
-        A, B = drawn(cluster, m, k, n, "float32", scale=10.0**seed)
+        A, B = drawn(cluster, m, k, n, scale=10.0**seed)
         assert td.check_product(A, B, A @ B, seed=seed)
 
 
 def test_batches_nan_and_partial_sums(cluster):
-    mesh = td.Mesh(cluster, (4,))
-    A = td.distribute(np.ones((3, 6, 8), "f4"), mesh, Shard(0))
-    B = td.distribute(np.ones((8, 5), "f4"), mesh, Replicate())
+    mesh, ones = td.Mesh(cluster, (4,)), lambda *shape: np.ones(shape, "f4")
+    placed = lambda placement, *arrays: [td.distribute(x, mesh, placement) for x in arrays]  # noqa: E731
+    (A,), (B,) = placed(Shard(0), ones(3, 6, 8)), placed(Replicate(), ones(8, 5))
     assert td.check_product(A, B, A @ B)
-    bad = np.full((3, 6, 5), 8, "f4")
+    bad = 8 * ones(3, 6, 5)
     bad[1, 2, 3] = np.nan
-    assert td.check_product(A, B, td.distribute(bad, mesh, Shard(0))).row == (1, 2)
-    ones = np.ones((4, 8), "f4"), np.ones((8, 4), "f4")
-    placed = zip(ones, (Shard(1), Shard(0)), strict=True)
-    summed = td.matmul(*(td.distribute(x, mesh, placement) for x, placement in placed))
+    assert td.check_product(A, B, *placed(Shard(0), bad)).row == (1, 2)
+    summed = td.matmul(*placed(Shard(1), ones(4, 8)), *placed(Shard(0), ones(8, 4)))
     assert summed.placements == (Partial(),)
-    assert td.check_product(*(td.distribute(x, mesh, Replicate()) for x in ones), summed)
+    assert td.check_product(*placed(Replicate(), ones(4, 8), ones(8, 4)), summed)
     with pytest.raises(PlacementError, match="not partial sums"):
         td.check_product(summed, B, summed)

@@ -1,8 +1,9 @@
-"""Rank functions on threads: results, laws, bytes as predicted, and ranks that disagree."""
+"""Rank functions: what they bring, laws, bytes as predicted, and ranks that disagree."""
 
 import threading
 import time
-from itertools import accumulate, pairwise
+from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,17 +11,26 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
+from tiledask.distributed.cluster.clocks import now
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.ranks.run import TRANSPORTS
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import CollectiveError, ConfigError, DeadlineError, PlacementError
 
-ALGORITHMS = "ring", "tree", "direct"
-NS = range(1, 9)
-SHAPES = (3, 5), (1,), (0, 4), (2, 3, 7), ()
+OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+DTYPES = "float64", "float32", "float16", "bfloat16", "int32", "complex128"
 
 
-def array(rank, shape, dtype=np.float64):
-    """Whole numbers, so that any order of summation gives the same."""
-    return np.random.default_rng(rank).integers(-9, 9, shape).astype(dtype)
+def array(rank, shape, dtype="float64", scale=1):
+    """Whole numbers, so that any order of summation gives the same; times ``scale``."""
+    x = np.random.default_rng(rank).integers(-9, 9, shape) * scale
+    return x.astype(td.tile.as_dtype(dtype))
+
+
+def group_of(rank, checked, axis=0):
+    """The ranks along ``axis``; unless ``checked`` those of a program, whose calls were."""
+    whole = rank.group(axis)
+    return whole if checked else Group(rank, whole.axes, whole.members, checked=False)
 
 
 def run(program, shape, *args, **options):
@@ -36,39 +46,85 @@ def run(program, shape, *args, **options):
 # -- what each collective brings -----------------------------------------------------------------
 
 
-@pytest.mark.few(16)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("n", NS)
-def test_each_collective_is_what_numpy_makes_of_all_arrays(n, algorithm):
-    """Dimensions shorter than the group leave parts without rows."""
-    own, name = [c % 3 for c in range(n)], {"algorithm": algorithm}
-    ends = [0, *accumulate(own)]
-
-    def program(rank, shape):
-        g, r, x = rank.group(), rank.index, array(rank.index, shape)
-        made = [g.all_reduce(x, **name), g.all_reduce(x, "max", **name)]
-        made += [g.reduce(x, n - 1, **name), g.broadcast(x, n - 1, **name)]
+def everything(rank, checked, shape, dtype, algorithm, op, keep, scale=1):
+    """All kinds of collectives; dimensions shorter than the group leave parts without rows."""
+    g, x, how = group_of(rank, checked), array(rank.index, shape, dtype, scale), {}
+    n, r, how["algorithm"] = g.size, g.rank, algorithm
+    with rank.step(3), rank.label("layer"):
+        made = [g.all_reduce(x, op, label="sum", keep=keep, **how)]
+        made += [g.reduce(x, n // 2, op, **how), g.broadcast(x, n - 1, **how)]
         if shape:
-            made += [g.reduce_scatter(x, -1, **name), g.all_gather(x[: r % 3], **name)]
-            made.append(g.all_to_all(x, 0, -1, **name))
-        made.append(g.reduce_scatter(np.arange(ends[-1]), extents=own, **name))
+            made.append(g.reduce_scatter(x, -1, op, label="scatter", keep=keep, **how))
+            made.append(g.all_gather(x[: r % 3], label="gather", keep=keep, **how))
+            made.append(g.all_to_all(x, 0, -1, **how))
+        own = [c % 3 for c in range(n)]
+        made.append(g.reduce_scatter(np.arange(sum(own)), extents=own, **how))
         parts = r + np.arange(n)  # of rank r, r + d numbers for rank d
-        dealt = np.repeat(10 * r + np.arange(n), parts)
-        return [*made, g.all_to_all(dealt, extents=parts, **name)]
+        made.append(g.all_to_all(np.repeat(10 * r + np.arange(n), parts), extents=parts, **how))
+        if n > 1:
+            g.send(x, (r + 1) % n, label="shift", keep=keep)
+            made.append(g.recv((r - 1) % n, label="shift"))
+    return made
 
-    for shape in SHAPES:
-        xs = [array(r, shape) for r in range(n)]
-        total = sum(xs)
-        for r, made in enumerate(run(program, n, shape).results):
-            wanted = [total, np.max(xs, axis=0), total if r == n - 1 else None, xs[n - 1]]
-            if shape:
-                wanted.append(np.array_split(total, n, axis=-1)[r])
-                wanted.append(np.concatenate([x[: s % 3] for s, x in enumerate(xs)]))
-                wanted.append(np.concatenate([np.array_split(x, n)[r] for x in xs], axis=-1))
-            wanted.append(n * np.arange(ends[r], ends[r + 1]))
-            wanted.append(np.repeat(10 * np.arange(n) + r, r + np.arange(n)))
-            for a, b in zip(made, wanted, strict=True):
-                np.testing.assert_array_equal(a, b, strict=True)
+
+def expected(r, n, shape, dtype, op):
+    """What NumPy makes of all arrays, for rank r."""
+    xs, ends = [array(s, shape, dtype) for s in range(n)], np.cumsum([0, *np.arange(n) % 3])
+    total = reduce(OPS[op], xs)
+    made = [total, total if r == n // 2 else None, xs[n - 1]]
+    if shape:
+        made.append(np.array_split(total, n, axis=-1)[r])
+        made.append(np.concatenate([x[: s % 3] for s, x in enumerate(xs)]))
+        made.append(np.concatenate([np.array_split(x, n)[r] for x in xs], axis=-1))
+    made.append(n * np.arange(ends[r], ends[r + 1]))
+    made.append(np.repeat(10 * np.arange(n) + r, r + np.arange(n)))
+    return [*made, xs[r - 1]] if n > 1 else made
+
+
+def bits(arrays):
+    return [None if a is None else (a.dtype, np.shape(a), a.tobytes()) for a in arrays]
+
+
+def rows(done):
+    """Its records, but for the time."""
+    return [record._replace(begin=0.0, end=0.0) for record in done.records]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 9),
+    st.lists(st.integers(0, 5), max_size=3).map(tuple),
+    st.sampled_from(DTYPES),
+    st.sampled_from([None, "ring", "tree", "direct"]),
+    st.sampled_from([*OPS]),
+    st.booleans(),
+)
+@example(9, (5, 3), "float16", None, "sum", True)
+@example(3, (50_000,), "float64", "tree", "sum", True)
+@example(4, (300, 300), "float32", "ring", "max", False)
+def test_each_collective_is_what_numpy_makes_of_all_arrays(n, shape, dtype, algorithm, op, keep):
+    op = "sum" if dtype == "complex128" else op
+    given = shape, dtype, algorithm, op, keep
+    checked, of_program = (run(everything, n, each, *given) for each in (True, False))
+    for r, made in enumerate(checked.results):
+        assert bits(made) == bits(of_program.results[r]) == bits(expected(r, n, shape, dtype, op))
+    assert rows(checked) == rows(of_program)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("way", TRANSPORTS)
+@pytest.mark.parametrize("checked", [False, True])
+def test_on_workers_as_on_threads_to_the_bit(cluster, way, checked):
+    """Large enough to be read from their owners' memory, too."""
+    for shape, dtype in (((7, 5), "bfloat16"), ((300, 400), "float32")):
+        given, mesh = (shape, dtype, None, "sum", not checked, np.pi), td.Mesh(cluster, (4,))
+        done = td.run_ranks(everything, mesh, checked, *given, transport=way, timeout=240)
+        here = run(everything, 4, True, *given)
+        assert [*map(bits, done.results)] == [*map(bits, here.results)]
+        assert (rows(done), done.traffic) == (rows(here), here.traffic)
+        begun = [r.begin for r in done.records]
+        assert max(begun) - min(begun) < 60.0
+        assert abs(max(begun) - now()) < 60.0  # one clock, that of the day
 
 
 def test_groups_lie_along_the_axes_of_the_mesh():
@@ -85,19 +141,21 @@ def test_groups_lie_along_the_axes_of_the_mesh():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 4), st.integers(0, 4))
-@example([3, 3, 2], 1, 2)
-@example([1], 2, 0)
-def test_halos_of_thin_shards_and_their_adjoint(extents, before, after):
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=6),
+    *(st.integers(0, 4), st.integers(0, 4), st.booleans()),
+)
+@example([3, 3, 2], 1, 2, True)
+@example([1], 2, 0, False)
+def test_halos_of_thin_shards_and_their_adjoint(extents, before, after, checked):
     ends = np.cumsum([0, *extents])
     whole = array(2, (ends[-1], 3))
 
     def program(rank):
-        r = rank.index
-        x = whole[ends[r] : ends[r + 1]]
-        wide = rank.group().halo_exchange(x, 0, before, after, extents=extents)
-        y = array(10 + r, wide.shape)
-        back = rank.group().halo_reduce(y, 0, before, after, extents=extents)
+        g, x = group_of(rank, checked), whole[ends[rank.index] : ends[rank.index + 1]]
+        wide = g.halo_exchange(x, 0, before, after, extents=extents)
+        y = array(10 + rank.index, wide.shape)
+        back = g.halo_reduce(y, 0, before, after, extents=extents)
         assert back.shape == x.shape
         return wide, np.vdot(wide, y), np.vdot(x, back)
 
@@ -137,19 +195,24 @@ def test_directly_sums_are_those_in_rank_order():
     assert other.results[0].tobytes() != expected.tobytes()  # or the test above shows nothing
 
 
-def test_what_was_passed_may_be_changed_and_what_came_is_ones_own():
-    def program(rank):
-        g, kept = rank.group(), []
+def test_what_was_passed_may_be_changed_and_what_came_is_ones_own_unless_it_is_kept():
+    def program(rank, sent):
+        g, of_program, came = rank.group(), group_of(rank, checked=False), []
         for make in (g.all_reduce, g.all_gather, g.reduce_scatter, g.all_to_all, g.broadcast):
             x = np.ones(8)
-            kept.append(make(x))
+            came.append(make(x))
             x += 100
             g.barrier()
-            kept[-1] += rank.index
-        return [k.tolist() for k in kept]
+            came[-1] += rank.index
+        for keep in (True, False):
+            if rank.index == 0:
+                of_program.send(sent, 1, keep=keep)
+            else:
+                assert np.shares_memory(of_program.recv(0), sent) == keep
+        return [x.tolist() for x in came]
 
-    for r, kept in enumerate(run(program, 2).results):
-        assert kept == [[2.0 + r] * 8, [1.0 + r] * 16, [2.0 + r] * 4, *[[1.0 + r] * 8] * 2]
+    for r, came in enumerate(run(program, 2, np.zeros(4)).results):
+        assert came == [[2.0 + r] * 8, [1.0 + r] * 16, [2.0 + r] * 4, *[[1.0 + r] * 8] * 2]
 
 
 # -- records -------------------------------------------------------------------------------------
