@@ -28,19 +28,9 @@ def whole_groups(hosts, shape, axis, slots):
     return sum(len({hosts[slot] for slot in group}) == 1 for group in at.tolist())
 
 
-@pytest.mark.parametrize(("hosts", "shape"), CASES)
-def test_no_assignment_has_more_groups_of_the_heaviest_axis_within_hosts(hosts, shape):
-    within = heaviest_first(len(shape), ("dp", "tp", "pp")[: len(shape)])
-    found = arranged(hosts, shape, within)
-    best = max(
-        whole_groups(hosts, shape, within[0], slots)
-        for slots in permutations(range(len(hosts)), prod(shape))
-    )
-    assert whole_groups(hosts, shape, within[0], found) == best
-
-
 @pytest.mark.parametrize(("hosts", "shape"), [*CASES, *UNEVEN])
-def test_ranks_have_slots_of_their_own_and_cross_no_oftener_than_in_order(hosts, shape):
+def test_ranks_have_slots_of_their_own_and_no_more_groups_could_be_within_hosts(hosts, shape):
+    """Nor do axes cross hosts oftener than with ranks in order."""
     for within in permutations(range(len(shape))):
         slots = arranged(hosts, shape, within)
         assert len({*slots}) == len(slots) == prod(shape)
@@ -48,7 +38,12 @@ def test_ranks_have_slots_of_their_own_and_cross_no_oftener_than_in_order(hosts,
         plain = crossings([hosts[s] for s in range(len(slots))], shape)
         here = crossings([hosts[s] for s in slots], shape)
         assert [here[axis] for axis in within] <= [plain[axis] for axis in within]
-    assert arranged("A" * 8, (2, 2, 2), (1, 2, 0)) == tuple(range(8))
+    if (hosts, shape) in CASES:  # few enough to try all
+        within = heaviest_first(len(shape), ("dp", "tp", "pp")[: len(shape)])
+        found = arranged(hosts, shape, within)
+        every = permutations(range(len(hosts)), prod(shape))
+        best = max(whole_groups(hosts, shape, within[0], slots) for slots in every)
+        assert whole_groups(hosts, shape, within[0], found) == best
 
 
 @pytest.fixture
@@ -75,9 +70,6 @@ def test_names_say_which_axis_is_within_hosts_and_slots_what_they_say(on_hosts):
     ):
         mesh = td.Mesh(cluster, shape, names, slots=slots)
         assert (mesh.at, mesh.hosts) == (at, tuple("AABB"[slot] for slot in at))
-    for wrong in ((0,), (0, 0), (0, 4), (0, -1), (0, 1.5)):
-        with pytest.raises(PlacementError, match=r"for each of the mesh's 2 ranks, from 0 to 3"):
-            td.Mesh(cluster, (2,), slots=wrong)
     assert td.Mesh(on_hosts("ABBB"), (3,)).at == (1, 2, 3)
 
 
@@ -140,14 +132,15 @@ def test_a_mesh_its_arrays_and_rank_functions_have_its_names(cluster):
 
 @pytest.mark.cluster
 def test_meshes_that_do_not_exist(cluster):
-    named = "takes 2 different names of its axes, or none"
-    for shape, names, message in (
-        ((3, 3), (), r"9 ranks, the cluster has 4 slots.*start_cluster\(workers=9\)"),
-        *((shape, (), "whole numbers of 1 or more") for shape in ((0,), (), (2.0,), (True, 2))),
-        *(((2, 2), names, named) for names in (("tp", "tp"), ("tp",), "dp", ("dp", ""), ("dp", 1))),
+    named, slots = "takes 2 different names of its axes", r"each of the mesh's 2 ranks, from 0 to 3"
+    for shape, options, message in (
+        ((3, 3), {}, r"9 ranks, the cluster has 4 slots.*start_cluster\(workers=9\)"),
+        *((shape, {}, "whole numbers of 1 or more") for shape in ((0,), (), (2.0,), (True, 2))),
+        *(((2, 2), {"names": names}, named) for names in (("tp", "tp"), ("tp",), "dp", ("dp", 1))),
+        *(((2,), {"slots": at}, slots) for at in ((0,), (0, 0), (0, 4), (0, -1), (0, 1.5))),
     ):
         with pytest.raises(PlacementError, match=message):
-            td.Mesh(cluster, shape, names=names)
+            td.Mesh(cluster, shape, **options)
     assert td.Mesh(cluster, 3).shape == (3,)
     with pytest.raises(TypeError, match="a mesh is made of a cluster's slots, got NoneType"):
         td.Mesh(None, (2,))

@@ -16,28 +16,21 @@ PLAIN = td.GPT(TEXT.vocabulary, 64, 3, 4, 32)
 GATED = td.GPT(TEXT.vocabulary, 64, 3, 4, 32, kv_heads=2, gated=True)
 
 
-def owner(array):
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
 def watched(patch):
     """By rank, the most bytes of arrays that its frames held, while a kernel's operands and
     results are both there."""
     peaks, honest = {}, Interpreter._call
 
+    def owner(array):
+        return owner(array.base) if isinstance(array.base, np.ndarray) else array
+
     def bound(self, op, block):
-        call = honest(self, op, block)
+        call, state = honest(self, op, block), self.role.state
 
         def measured(env):
             call(env)
-            held = [
-                x
-                for env in self._envs.values()
-                for name, x in env.items()
-                if buffer_of(name) not in self.role.state and isinstance(x, np.ndarray)
-            ]
+            named = [each for env in self._envs.values() for each in env.items()]
+            held = [x for name, x in named if buffer_of(name) not in state and hasattr(x, "base")]
             held = sum({id(x): x.nbytes for x in map(owner, held)}.values())
             peaks[self.rank.index] = max(peaks.get(self.rank.index, 0), held)
 

@@ -18,17 +18,17 @@ from tiledask.distributed.transport.tickets import LoanLostError, Ticket, read_m
 linux = pytest.mark.skipif(sys.platform != "linux", reason="process_vm_readv is Linux's")
 
 
-def ticket_of(array, exchange=None, pid=None):
-    """A ticket for an array of this very process, which may read its own memory."""
-
-    class Worker:
-        address = "tcp://127.0.0.1:1"
-
-    made = blocks.ticket_of(exchange or KEPT, array, f"block {id(array)}", Worker)
-    return made._replace(pid=pid) if pid else made
-
-
 KEPT = Loans()  # keeps arrays and tokens alive, as a worker does
+WORKER = SimpleNamespace(address="tcp://127.0.0.1:1")
+
+
+def ticket_of(array, exchange=KEPT):
+    """A ticket for an array of this very process, which may read its own memory."""
+    return blocks.ticket_of(exchange, array, f"block {id(array)}", WORKER)
+
+
+def read(ticket, ends, size):
+    return read_memory(ticket, ends, np.empty(size, np.uint8))
 
 
 @linux
@@ -57,35 +57,28 @@ def test_more_stretches_and_longer_ones_than_one_call_takes(monkeypatch):
     ):
         monkeypatch.setattr(tickets, "_PIECE", most)
         expected = x[tuple(slice(*each) for each in ends)]
-        part = read_memory(ticket_of(x), ends, np.empty(expected.nbytes, np.uint8))
-        np.testing.assert_array_equal(part, expected)
+        np.testing.assert_array_equal(read(ticket_of(x), ends, expected.nbytes), expected)
 
 
 @linux
-def test_what_was_taken_back_is_not_read():
-    exchange = Loans()
+def test_what_was_taken_back_is_gone_or_anothers_is_not_read():
+    x, exchange, all_of_x = np.arange(8.0), Loans(), (((0, 8),), 64)
     blocks.exchanges["ending"] = exchange
-    x = np.arange(8.0)
     ticket = ticket_of(x, exchange)
-    read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
+    read(ticket, *all_of_x)
     blocks.end_exchange("ending")
-    with pytest.raises(LoanLostError, match="does not lend"):
-        read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
     assert exchange.cancelled.is_set()
     assert not exchange.lent
-
-
-@linux
-def test_a_process_that_is_gone_or_another():
     gone = subprocess.Popen(["true"])
     gone.wait()
-    ticket = ticket_of(np.arange(8.0), pid=gone.pid)
-    with pytest.raises(LoanLostError, match="No such process"):
-        read_memory(ticket, ((0, 8),), np.empty(64, np.uint8))
-    # a process with this number that has other things there: its token differs
-    other = ticket_of(np.arange(8.0))._replace(token=bytes(16))
-    with pytest.raises(LoanLostError, match="another's memory"):
-        read_memory(other, ((0, 8),), np.empty(64, np.uint8))
+    for lost, words in (
+        (ticket, "does not lend"),
+        (ticket_of(x)._replace(pid=gone.pid), "No such process"),
+        # a process with this number that has other things there: its token differs
+        (ticket_of(x)._replace(token=bytes(16)), "another's memory"),
+    ):
+        with pytest.raises(LoanLostError, match=words):
+            read(lost, *all_of_x)
 
 
 @linux
