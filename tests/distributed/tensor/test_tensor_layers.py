@@ -1,7 +1,6 @@
-"""Feed-forward, attention, decoder blocks, embedding and loss over ranks: as on one device, and
-as planned.
-"""
+"""Layers over ranks: as on one device, to the last digits; collectives as planned; what is kept."""
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -9,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from oracles import closed_layers as plan
 from oracles.closed_layers import Stream
 from oracles.gradients import draw
@@ -16,7 +17,8 @@ from oracles.single_gpt import block, block_grad
 from oracles.tensor_cases import LIES, RANKS, B, S, check, spread
 
 from tiledask.distributed import tensor as T
-from tiledask.plan.products.placement import Replicate, Shard
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.plan.products.placement import Replicate, Shard, Shards
 from tiledask.tile import layers as tile
 
 H = 6
@@ -171,3 +173,83 @@ def test_loss(t, smoothing):
     check_loss(t, 11, smoothing, ignored=B * S, count=1.0)
     # the maximum is that of all ranks: with another, exp(800) is infinite on one
     check_loss(t, 11, smoothing, size=800.0)
+
+
+# -- linear ----------------------------------------------------------------------------------------
+
+
+def check_linear(t, inputs, outputs, sequence, regather, tokens=S, lies=None, columns=None):
+    """By columns and by rows; ``lies``, ``columns``: uneven cuts of the tokens and of w."""
+    x, w, b, dy = draw((B, tokens, inputs), (inputs, outputs), (outputs,), (B, tokens, outputs))
+    y, kept = tile.linear(x, w, b)
+    dx, dw, db = tile.linear_grad(dy, kept, w, b)
+    expected = {"y": y, "dx": dx, "dw": dw, "db": db}
+
+    def by_columns(group):
+        mine = T.shard(group, w, 1, columns), T.shard(group, b, 0, columns)
+        x_in = T.shard(group, x, 1, lies) if sequence else T.replicate(x)
+        y, kept = T.column_linear(group, x_in, *mine, regather=regather)
+        dx, dw, db = T.column_linear_grad(group, T.shard(group, dy, -1, columns), kept, *mine)
+        assert (dw.shards, db.shards, dx.placement) == (*(z.shards for z in mine), x_in.placement)
+        assert dx.local.shape == x_in.local.shape
+        return {"y": y, "dx": dx, "dw": dw, "db": db}
+
+    def by_rows(group):
+        mine, to = (T.shard(group, w, 0), T.replicate(b)), Shard(1) if sequence else Replicate()
+        y, kept = T.row_linear(group, T.shard(group, x, -1), *mine, to=to)
+        dx, dw, db = T.row_linear_grad(group, spread(group, dy, sequence), kept, *mine)
+        assert (y.placement, dw.placement, db.placement) == (to, Shard(0), Replicate())
+        return {"y": y, "dx": dx, "dw": dw, "db": db}
+
+    planned = plan.column_linear(Stream(B, tokens, inputs, t, sequence, regather))
+    check(t, by_columns, expected, None if lies else planned)
+    check(t, by_rows, expected, plan.row_linear(Stream(B, tokens, outputs, t, sequence)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(RANKS), *[st.integers(1, 16)] * 3, st.sampled_from(LIES))
+@example(4, 8, 16, 7, LIES[2])  # all even but the tokens
+@example(8, 3, 2, 1, LIES[1])  # fewer than ranks
+def test_any_sizes_on_any_ranks(t, inputs, outputs, tokens, lies):
+    check_linear(t, inputs, outputs, *lies, tokens)
+
+
+def test_uneven_cuts_of_ones_own():
+    """Tokens 5, 0, 2 and columns 1, 4, 2 on three ranks."""
+    tokens = Shards(7, (((0, 5),), (), ((5, 7),)))
+    columns = Shards(7, (((0, 1),), ((1, 5),), ((5, 7),)))
+    check_linear(3, 5, 7, True, False, lies=tokens, columns=columns)
+
+
+def test_g_adds_up_and_gathered_joins():
+    ys, z = draw(*[(3, 5)] * 4, seed=1), draw((3, 5), seed=2)[0]
+
+    def program(rank):
+        group = rank.group()
+        total = T.g(group, T.partial(ys[rank.index]))
+        return total.local, T.gathered(group, T.shard(group, z, 1)).local
+
+    for total, joined in run_threads(program, 4).results:
+        np.testing.assert_allclose(total, sum(ys), rtol=1e-13)
+        np.testing.assert_array_equal(joined, z)
+
+
+XS, WS = np.arange(12.0).reshape(3, 4), np.arange(24.0).reshape(4, 6)
+
+
+def test_what_is_kept_serves_twice_and_travels_and_weights_are_those_of_the_gradient():
+    def program(rank):
+        group, dy = rank.group(), np.ones((3, 6))
+        w = T.shard(group, WS, 0)
+        _, kept = T.row_linear(group, T.shard(group, XS, 1), w)
+        there = pickle.loads(pickle.dumps(kept))
+        group.bound.clear()
+        found = [T.row_linear_grad(group, T.replicate(dy), k, w) for k in (kept, there, kept)]
+        for dx, dw, db in found:
+            assert db is None
+            assert (dx.local == (dy @ WS.T)[:, 2 * rank.index :][:, :2]).all()
+            assert (dw.local == (XS.T @ dy)[2 * rank.index :][:2]).all()
+        twice = T.row_linear_grad(group, T.replicate(dy), kept, w.like(2 * w.local))[0]
+        return (twice.local == 2 * found[0][0].local).all()
+
+    assert all(run_threads(program, 2).results)
