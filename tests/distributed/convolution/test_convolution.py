@@ -8,6 +8,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from oracles import closed_convolutions as P
 from oracles.gradients import draw
+from oracles.published_cases import load_cases
 from oracles.tensor_cases import assert_close
 
 import tiledask as td
@@ -149,7 +150,13 @@ def test_who_reads_what(rows, size, stride, dilation, pads):
         done += made
 
 
-# -- on either library, on workers, without dx, refused --------------------------------------------
+def test_a_padded_convolution_of_a_shard_keeps_its_shape():
+    """Where another framework gives half of it."""
+    case = next(c for c in load_cases("tensor_parallel.json") if c["id"] == "dtensor_conv_spatial")
+    x, w, b = draw(case["inputs"]["x"], (8, 8, 3, 3), (8,))
+    done = check_conv(x, w, b, even(x.shape[2], 2), padding=1)
+    shape = T.whole_of([result[0] for result in done.results]).shape
+    assert list(shape) == case["expected"]["correct"] != case["expected"]["dtensor"]
 
 
 @pytest.mark.cluster

@@ -1,4 +1,4 @@
-"""d2l's LeNet trained under every split: losses and weights of a single device, step by step."""
+"""d2l's LeNet trained under every split: one device's losses and weights; what is published."""
 
 from functools import cache
 from itertools import product
@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.planned_calls import assert_planned
+from oracles.published_cases import load_cases
 
 import tiledask as td
-from tiledask.distributed.convolution.lenet import LeNetTrainer, train_lenet
+from tiledask.distributed.convolution.lenet import LeNet, LeNetTrainer, train_lenet
 from tiledask.distributed.training.trainer import unpacked
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.program.making.lenet import PARAMETERS, Split, need
+from tiledask.lab import claims as lab
+from tiledask.plan.program.making.lenet import EACH, NAMES, PARAMETERS, UNITS, Split, need
 from tiledask.tile.datasets import load_images
 from tiledask.tile.optimizers import SGD, Adam
 
@@ -131,6 +133,41 @@ def test_the_result_says_what_it_is_in_single_precision():
     assert "bytes_sent" in got._repr_html_()
     none = train_lenet(DIGITS, {}, steps=0, batch=4)
     assert repr(none) == "Trained(0 steps on a single device, no loss, 129,068 parameters)"
+
+
+@pytest.mark.parametrize("where", ["threads", pytest.param("workers", marks=pytest.mark.cluster)])
+def test_the_table(where, request):
+    workers = where == "workers"
+    mesh = td.Mesh(request.getfixturevalue("cluster"), (4,)) if workers else None
+    table = lab.lenet_claims(mesh, images=5, dtype="float64")
+    assert table.ok
+    assert table.counts["checked"] == len(table.rows) == 22
+    assert "layerwise: synchronisations" in table.to_text(120)
+    assert "busiest over mean FLOP" in table._repr_html_()
+
+
+def test_d2l_says_who_holds_who_works_and_who_sends_how_much():
+    case = {each["id"]: each["expected"] for each in load_cases("tensor_parallel.json")}
+    parts = {name: LeNet(Split()).parameters(name).values() for name in NAMES}
+    by = {name: sum(p.size for p in each) for name, each in parts.items()}
+    assert by == {"conv1": 200, "conv2": 25_050, "fc1": 102_528, "fc2": 1_290}
+    assert sum(by.values()) == PARAMETERS == case["d2l_lenet_params"]["params"]
+    ways = "network", "layerwise", "data parallel"
+    network, layerwise, data = (need(n, 256, 4, 4) for n in ways)
+    assert max(network.parameters) == 102_528  # 79 % on one device
+    assert round(max(layerwise.parameters) / PARAMETERS, 3) == 0.252
+    assert set(data.parameters) == {PARAMETERS}
+    assert [round(each.imbalance, 2) for each in (network, layerwise, data)] == [3.67, 1.04, 1.0]
+    said = case["d2l_lenet_network"]
+    assert [256 * UNITS[n] * EACH[n] * 4 for n in NAMES[:-1]] == said["fwd_bytes"]
+    assert sum(network.sent) == said["total_bytes_fwd_bwd"]
+    assert (network.transfers, data.barriers) == (said["transfers"], 1)
+    assert set(data.sent) == {case["d2l_lenet_dp"]["bytes_per_device"]}
+    said = case["d2l_lenet_layerwise"]
+    assert sum(layerwise.sent) == said["bytes_all_devices"]
+    assert sum(layerwise.sent) / 4 == said["bytes_per_device"]  # on average: 50 channels on 4
+    assert layerwise.barriers == said["barriers"]
+    assert round(sum(layerwise.sent) / sum(network.sent), 3) == said["vs_network_total_ratio"]
 
 
 REFUSED = [

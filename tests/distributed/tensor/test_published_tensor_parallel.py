@@ -25,7 +25,7 @@ CASES = load_cases("tensor_parallel.json")
 NOT_COVERED = {
     r"m19_weak_mpdp|m19_strong|m19_heads|sc21_headline": "speeds measured on GPUs",
     r"owt_8gpu|optimus|ultrascale_tp(_sp)?": "speeds measured on GPUs",
-    r"dtensor_conv_.*|conv_channel_equal|d2l_lenet_.*": "in test_convolution_*.py",
+    r"dtensor_conv_.*|conv_channel_equal|d2l_lenet_.*": "in tests/distributed/convolution",
     r"alpa_counts_conv": "no two convolutions share a sum here",
     r"colossal_.*": "no layer here is split over a grid of ranks",
     r"megatron_ce_gathered|f_g_wrong": "refused here: test_tensor_placed.py",
