@@ -1,6 +1,8 @@
 """Arrays over workers: they come back as they went, wrong ones are refused."""
 
 import operator
+import zlib
+from hashlib import blake2b
 from itertools import product
 
 import numpy as np
@@ -9,13 +11,14 @@ import pytest
 import tiledask as td
 from tiledask import Partial, Replicate, Shard
 from tiledask.distributed.arrays import array as arrays_module
-from tiledask.distributed.arrays import creation
+from tiledask.distributed.arrays import creation, digests
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Shards
 
 TOLD = Shards(4, (((0, 3),), ((3, 4),)))
 
 pytestmark = pytest.mark.cluster
+MADE_UP = np.arange(7)[:, None] * 10.0 + np.arange(5)
 
 
 def arrays():
@@ -49,12 +52,9 @@ def test_arrays_come_back_as_they_went(cluster, monkeypatch):
 
 
 def test_blocks_can_be_made_where_they_live_and_are_cast(cluster):
-    def block(index):
-        rows, columns = np.ogrid[index]
-        return rows * 10.0 + columns
-
-    array = td.from_function(block, (7, 5), "f4", td.Mesh(cluster, (3,)), (Shard(0),))
-    np.testing.assert_array_equal(td.to_numpy(array), np.add.outer(np.arange(7) * 10, np.arange(5)))
+    mesh = td.Mesh(cluster, (3,))
+    array = td.from_function(lambda index: MADE_UP[index], (7, 5), "f4", mesh, (Shard(0),))
+    np.testing.assert_array_equal(td.to_numpy(array), MADE_UP)
     assert {block.dtype.str for block in cluster.gather(array.blocks, "blocks")} == {"<f4"}
 
 
@@ -147,3 +147,13 @@ def test_addends_are_added_in_rank_order_and_the_sign_of_zero_survives(cluster):
         assert td.to_numpy(found)[0, 0] == (1.0 + 1e16) - 1e16
     array = td.distribute(np.full((4, 1), -0.0), td.Mesh(cluster, (2,)), Shard(0))
     assert np.signbit(td.to_numpy(td.redistribute(array, Replicate()))).all()
+
+
+@pytest.mark.parametrize("slab", [1, 100, 2**18])
+def test_checksums_are_of_all_bytes_in_order(monkeypatch, slab):
+    monkeypatch.setattr(digests, "_SLAB", slab)
+    x = np.random.default_rng(0).standard_normal((40, 30, 3))
+    views = [x, x[::3, 5:, ::-1], np.asfortranarray(x[0]), x.astype(td.tile.as_dtype("bfloat16"))]
+    for each in (*views, x[:, 0, 0] > 0, np.float32(7)[...], x[:0], x[:, :0]):
+        assert digests.crc_of(each) == zlib.crc32(each.tobytes())
+        assert digests.digest_of([x, each]) == blake2b(x.tobytes() + each.tobytes()).digest()

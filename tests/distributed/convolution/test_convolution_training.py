@@ -94,14 +94,6 @@ def test_some_copies_and_some_parts_have_more_images_than_others_or_none(batch):
     check({"data parallel": 2, "space": 2}, batch=batch)
 
 
-@pytest.mark.cluster
-@pytest.mark.parametrize(
-    "ways", [{"data parallel": 2, "by output units": 2}, {"network": 2, "space": 2}], ids=label
-)
-def test_on_workers(cluster, ways):
-    check(ways, steps=3, mesh=td.Mesh(cluster, (4,)))
-
-
 # -- what is planned -------------------------------------------------------------------------------
 
 

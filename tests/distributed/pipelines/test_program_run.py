@@ -1,9 +1,10 @@
-"""Programs of schedules are run: one device's gradients, counted bytes, threads as workers."""
+"""Stages and programs of them, run: one device's gradients, counted bytes, threads as workers."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from oracles.gradients import assert_gradients, draw
 from oracles.one_stack import one_device
 
 import tiledask as td
@@ -11,6 +12,7 @@ from tiledask.distributed.pipelines.pipeline import run_program
 from tiledask.distributed.pipelines.stages import flat
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.lab.sweep import schedule_on
+from tiledask.tile import gelu, to_numpy
 
 WIDTH, ROWS = 6, 3
 
@@ -21,6 +23,33 @@ def made(name, devices=4):
     layers = td.stages.stack(range(schedule.stages + 1), width=WIDTH, hidden=8, dtype="float64")
     x, y = np.random.default_rng(3).normal(size=(2, 8 * ROWS, WIDTH))
     return schedule, layers, x, y
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_blocks_and_gradients(xp, tokens):
+    stage = td.stages.FeedForward((3, 4), width=4, hidden=10, dtype="float64")
+    weights = stage.init(xp.__name__)
+    x, dy = (xp.asarray(each) for each in draw((tokens, 4), (tokens, 4)))
+    operands = [x, *(w for layer in weights for w in layer.values())]
+    given = [to_numpy(array).copy() for array in (dy, *operands)]
+
+    def forward(x, *flat):
+        arrays = iter(flat)
+        return stage.forward([{name: next(arrays) for name in layer} for layer in weights], x)[0]
+
+    y, saved = stage.forward(weights, x)
+    expected = x
+    for layer in weights:
+        h = gelu(expected @ layer["w1"] + layer["b1"])
+        expected = expected + h @ layer["w2"] + layer["b2"]
+    np.testing.assert_allclose(to_numpy(y), to_numpy(expected))
+    dx, kept = stage.backward_input(weights, saved, dy)
+    grads = stage.backward_weight(kept)
+    assert [[*layer] for layer in grads] == [[*layer] for layer in weights]
+    grads = [dx, *(grad for layer in grads for grad in layer.values())]
+    assert_gradients(forward, operands, dy, grads)
+    for old, new in zip(given, (dy, *operands), strict=True):
+        np.testing.assert_array_equal(old, to_numpy(new))
 
 
 @pytest.mark.parametrize("name", td.schedules)
