@@ -16,6 +16,7 @@ from oracles.memory_claims import DECODER
 
 import tiledask as td
 from tiledask.distributed import retry
+from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.training import job
 from tiledask.errors import ClusterLostError, DeadlineError
@@ -86,18 +87,13 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rank_that_is_killed_is_replaced_and_the_training_goes_on(cluster, layout, tmp_path):
     shape, options = LAYOUTS[layout]
-    right, told, folder = (
-        trained(cluster, tmp_path / "right", shape, **options),
-        [],
-        tmp_path / "run",
-    )
+    right, told = trained(cluster, tmp_path / "right", shape, **options), []
     data = Fatal(12, tmp_path / "once", pids=cluster.run(os.getpid) if " " in layout else ())
-    got = trained(cluster, folder, shape, data, progress=told.append, **options)
+    got = trained(cluster, tmp_path / "run", shape, data, progress=told.append, **options)
     assert_same(got, right)
     assert (got.kept.times, got.kept.resumed) == (0, (10,))
     assert [(each.step, each.loss) for each in told] == [*enumerate(right.losses)]
-    names = [f"step-{step:08d}" for step in (5, 10, STEPS)]
-    assert sorted(path.name for path in folder.iterdir()) == names
+    assert steps_in(tmp_path / "run") == (5, 10, STEPS)
 
 
 @pytest.mark.cluster
@@ -113,21 +109,16 @@ def test_a_rank_that_is_killed_while_it_saves_has_saved_nothing(cluster, tmp_pat
 def die_at_replace(call, dask_worker):
     """The worker in slot 1 ends when it begins to save for the ``call``-th time; its successor
     knows nothing of that."""
-    if "slot1" not in dask_worker.state.total_resources:
-        return
     calls = []
 
-    class Dying:
-        def __getattr__(self, name):
-            return getattr(os, name)
+    def replace(*paths):
+        calls.append(paths)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.replace(*paths)
 
-        def replace(self, *paths):
-            calls.append(paths)
-            if len(calls) == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            os.replace(*paths)
-
-    job.os = Dying()
+    if "slot1" in dask_worker.state.total_resources:
+        job.os = SimpleNamespace(**vars(os) | {"replace": replace})
 
 
 # -- the client decides ----------------------------------------------------------------------------
@@ -187,9 +178,8 @@ def averaged(rank, x):
 
 
 def of_ranks(cluster):
-    x = np.random.default_rng(0).standard_normal((2, 1000))
-    mesh = td.Mesh(cluster, (2,))
-    return td.run_ranks(averaged, mesh, per_rank=[*x], again=True, timeout=240).results
+    given = {"per_rank": [*np.random.default_rng(0).standard_normal((2, 1000))], "again": True}
+    return td.run_ranks(averaged, td.Mesh(cluster, (2,)), timeout=240, **given).results
 
 
 def of_a_program(cluster):

@@ -42,14 +42,11 @@ def test_arrays_that_fill_every_buffer(cluster, way):
 def test_arguments_may_lie_on_the_workers(cluster):
     mesh = td.Mesh(cluster, (2,))
     x = td.distribute(np.arange(10.0), mesh, (td.Shard(0),))
-
-    def program(rank, power, mine):
-        return rank.group().all_reduce((mine**power).sum()).item()
-
-    done = td.run_ranks(program, mesh, 2, per_rank=list(x.blocks), timeout=240)
+    summed = lambda rank, power, mine: rank.group().all_reduce((mine**power).sum()).item()  # noqa: E731
+    done = td.run_ranks(summed, mesh, 2, per_rank=list(x.blocks), timeout=240)
     assert done.results == [285.0, 285.0]
     with pytest.raises(ConfigError, match="no transport 'nccl'; there are sockets, posts"):
-        td.run_ranks(program, mesh, 2, 1.0, transport="nccl")
+        td.run_ranks(summed, mesh, 2, 1.0, transport="nccl")
 
 
 # -- runs that fail -------------------------------------------------------------------------------
@@ -110,12 +107,9 @@ def test_a_rank_that_is_late(cluster, way):
 
 
 def test_nothing_is_left_behind(cluster, monkeypatch):
-    def raises_late(*_args, **_options):
-        raise DeadlineError("waited until the end")
-
     for name in ("set_clocks", "opened"):  # whatever it is that a run fails of
         with monkeypatch.context() as patched:
-            patched.setattr(run, name, raises_late)
-            with pytest.raises(DeadlineError):
+            patched.delattr(run, name)
+            with pytest.raises(NameError):
                 works(cluster)
     assert not [p for p in cluster.spool.iterdir() if p.is_dir()]
