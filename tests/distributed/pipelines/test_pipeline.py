@@ -16,13 +16,7 @@ import tiledask as td
 from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.pipelines.pipeline import _act
 from tiledask.distributed.pipelines.stages import flat, stack
-from tiledask.errors import (
-    ClusterLostError,
-    ConfigError,
-    DeadlineError,
-    DoesNotFitError,
-    PlacementError,
-)
+from tiledask.errors import ClusterLostError, DeadlineError, DoesNotFitError
 from tiledask.lab.sweep import schedule_on
 
 pytestmark = pytest.mark.cluster
@@ -38,14 +32,12 @@ TWO, STAGES = td.schedule("gpipe", 2, 2), stack((0, 1, 2), **SHAPE)
 def assert_in_order(run, schedule):
     """Each device did its actions one after the other as the schedule says, pairs at once."""
     pairs = np.split(schedule.paired, schedule.turns[1:-1])
-    for device in range(schedule.devices):
-        turns = {str(a): turn for turn, a in enumerate(schedule.orders[device])}
-        frame = run.timeline.to_frame().query("device == @device and kind != 'T'")
-        ran = [
-            (r.start, turns[f"{r.stage}{r.kind}{r.microbatch}"], r.end) for r in frame.itertuples()
-        ]
-        assert [turn for _, turn, _ in sorted(ran)] == list(range(len(turns)))
-        for (start, turn, end), (then, _, until) in pairwise(sorted(ran)):
+    for device, order in enumerate(schedule.orders):
+        turns = {str(action): turn for turn, action in enumerate(order)}
+        frame = run.timeline.to_frame().query("device == @device and kind != 'T'").itertuples()
+        rows = [(r.start, turns[f"{r.stage}{r.kind}{r.microbatch}"], r.end) for r in frame]
+        assert [turn for _, turn, _ in sorted(rows)] == list(range(len(turns)))
+        for (start, turn, end), (then, _, until) in pairwise(sorted(rows)):
             at_once = pairs[device][turn]
             assert (then, until) == (start, end) if at_once else then >= end
 
@@ -144,7 +136,7 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "words"), REFUSED, ids=lambda value: f"{value}"[:20])
 def test_what_cannot_run_is_refused_before_it_does(cluster, changes, words):
     usual = {"schedule": TWO, "stages": STAGES, "batch": BATCH, "target": TARGET}
-    with pytest.raises((ConfigError, PlacementError, TypeError), match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         td.run_schedule(**usual | {"cluster": cluster} | changes)
 
 
