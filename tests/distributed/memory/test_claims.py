@@ -4,6 +4,7 @@ import gc
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -80,8 +81,8 @@ SHARDED = [
     Layout(dp=3, zero=3, pp=2, microbatches=4, schedule="gpipe"),
     Layout(dp=2, tp=2, zero=3, pp=3, microbatches=4, recompute="full"),
 ]
-RUN = [(layout, name) for layout in LAYOUTS for name in ("mixed-adam-20", "fp32-momentum")]
-RUN += [(layout, name) for layout in SHARDED for name in ("fsdp-adam", "mixed-adam-16")]
+RUN = [*product(LAYOUTS, ("mixed-adam-20", "fp32-momentum"))]
+RUN += [*product(SHARDED, ("fsdp-adam", "mixed-adam-16"))]
 
 
 @pytest.mark.few(16)
@@ -235,9 +236,9 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(cluster, case):
 def test_the_kernel_refuses_what_the_pool_does():
     """The pool lets everything pass here; the cap is the system's, on the worker's process."""
     with td.start_cluster(workers=1, device="cpu", memory_cap="25.5MB", quiet=True) as capped:
-        passes = run_claim(LAYER, Layout(tp=4), "1TB", capped, recipe="fp32-momentum")
-        assert passes.refused is None
-        assert passes.measured.peak == 19_500_000
-        raises = run_claim(LAYER, Layout(tp=4), "1TB", capped, recipe="fp32-adam")
-        assert raises.refused.needed == 26_000_000
-        assert "which the system refused" in str(raises.refused)
+        given = LAYER, Layout(tp=4), "1TB", capped
+        passes = run_claim(*given, recipe="fp32-momentum")
+        assert (passes.refused, passes.measured.peak) == (None, 19_500_000)
+        refused = run_claim(*given, recipe="fp32-adam").refused
+        assert refused.needed == 26_000_000
+        assert "which the system refused" in str(refused)

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = GPT(59, hidden=8, layers=2, heads=2, sequence=4)
 
 
-def go(shape=(1, 1, 1), model=SMALL, data=TEXT, gpt=(), **options):
+def go(shape=(1, 1, 1), model=SMALL, data=TEXT, gpt=None, **options):
     """``gpt``: what the model has otherwise."""
     options = {"steps": 1, "batch": 2, "timeout": 240, "progress": False} | options
-    return train(replace(model, **dict(gpt)) if gpt else model, data, shape, **options)
+    return train(replace(model, **gpt) if gpt else model, data, shape, **options)
 
 
 class Wrong:
@@ -117,10 +117,8 @@ def test_weights_that_came_apart_are_refused(monkeypatch, label, shape, words):
 def test_a_training_that_does_not_fit_is_refused_before_anything_runs(cluster, monkeypatch):
     mesh, tasks = td.Mesh(cluster, (2, 1, 1)), cluster.given.scheduler.tasks
     monkeypatch.setattr(cluster, "memory_limits", (40_000_000,) * cluster.slots)
-    before = len(tasks)
-    with pytest.raises(
-        errors.DoesNotFitError, match=r"slot 0 leaves .*: workers with memory_limit="
-    ):
+    before, words = len(tasks), r"slot 0 leaves .*: workers with memory_limit="
+    with pytest.raises(errors.DoesNotFitError, match=words):
         go(mesh, WIDE)
     assert len(tasks) == before
     assert len(go(mesh, WIDE, zero=1).losses) == 1
