@@ -151,28 +151,28 @@ def test_further_operations_and_parts_of_it():
     np.testing.assert_array_equal(d.persist().compute(), (a @ b) @ (a @ b).T)
 
 
-def wrong():
-    """(words, x, y, options): PlacementErrors, and others."""
-    x, y = da.ones((4, 6), chunks=2), da.ones((6, 4), chunks=3)
-    yield "x .* 6 columns and y .* 4 rows", x, x
-    yield "x is float64 and y is float32", x, y.astype("f4")
-    yield r"x is int64 and y is int64, the kernel", x.astype(int), y.astype(int)
-    yield r"y is complex128.*dask's own x @ y", x, y.astype(complex)
-    yield "must have 1 dimension or more and y 1 or 2", x, da.ones((2, 6, 4))
-    yield "must have 1 dimension or more and y 1 or 2", da.ones(()), y
-    yield r"x has shape \(nan.*compute_chunk_sizes", x[x[:, 0] > 0], y
-    yield r"MaskedArray.*da\.ma\.filled\(y, 0\)", x, da.ma.masked_equal(y, 0)
-    yield "there is no kernel 'no'; there are loops", x, y, KernelError, {"kernel": "no"}
-    yield r"y is a list, must be a dask\.array", x, [[1.0]], TypeError
-    small = {"memory_limit": 50}
-    yield "largest block of x and y has 72 B, a task may hold 50 B", x, y, DoesNotFitError, small
+X, Y = da.ones((4, 6), chunks=2), da.ones((6, 4), chunks=3)
+WRONG = [
+    ("x .* 6 columns and y .* 4 rows", X, X),
+    ("x is float64 and y is float32", X, Y.astype("f4")),
+    (r"x is int64 and y is int64, the kernel", X.astype(int), Y.astype(int)),
+    (r"y is complex128.*dask's own x @ y", X, Y.astype(complex)),
+    ("must have 1 dimension or more and y 1 or 2", X, da.ones((2, 6, 4))),
+    ("must have 1 dimension or more and y 1 or 2", da.ones(()), Y),
+    (r"x has shape \(nan.*compute_chunk_sizes", X[X[:, 0] > 0], Y),
+    (r"MaskedArray.*da\.ma\.filled\(y, 0\)", X, da.ma.masked_equal(Y, 0)),
+    (r"y is a list, must be a dask\.array", X, [[1.0]], TypeError),
+]
 
 
 def test_products_that_make_no_sense():
-    for message, x, y, *more in wrong():
-        error, options = [*more, *(PlacementError, {})[len(more) :]]
-        with pytest.raises(error, match=message):
-            multiply(x, y, **options)
+    for words, x, y, *error in WRONG:
+        with pytest.raises(*error or [PlacementError], match=words):
+            multiply(x, y)
+    with pytest.raises(KernelError, match="there is no kernel 'no'; there are loops"):
+        multiply(X, Y, kernel="no")
+    with pytest.raises(DoesNotFitError, match="of x and y has 72 B, a task may hold 50 B"):
+        multiply(X, Y, memory_limit=50)
 
 
 def held(c):
@@ -325,12 +325,18 @@ def test_only_what_a_rank_needs_moves_and_blocks_live_as_long_as_the_dask_array(
 
 
 @pytest.mark.cluster
-def test_a_lost_block_is_made_again(cluster, client):
-    a = integers((60, 40))
-    array = from_dask(da.from_array(a, 16) + 1, td.Mesh(cluster, (4,)), (Shard(0),))
+def test_a_lost_block_is_made_again_and_what_another_client_persisted_is_taken_too(cluster):
+    a, mesh = integers((60, 40)), td.Mesh(cluster, (4,))
+    array = from_dask(da.from_array(a, 16) + 1, mesh, (Shard(0),))
+    with Client(cluster.client.scheduler.address, set_as_default=False) as other:
+        x = other.persist(da.from_array(a, 16))
+        wait(x)  # two clients' messages reach the scheduler in any order
+        made = from_dask(x + 1, mesh, (Shard(0),))
+        np.testing.assert_array_equal(td.to_numpy(made), a + 1)
     back = array.to_dask()
     os.kill(cluster.run(os.getpid)[2], signal.SIGKILL)
-    np.testing.assert_array_equal(back.compute(), a + 1)
+    with cluster.client.as_current():
+        np.testing.assert_array_equal(back.compute(), a + 1)
     np.testing.assert_array_equal(td.to_numpy(array, timeout=240), a + 1)
 
 
@@ -361,12 +367,3 @@ def test_what_cannot_change_hands(cluster, client, monkeypatch):
     monkeypatch.setattr(cluster, "memory_limits", (100,) * cluster.slots)
     with pytest.raises(DoesNotFitError, match="a worker may hold 100 B"):
         from_dask(x, two, (Shard(0),))
-
-
-@pytest.mark.cluster
-def test_what_another_client_persisted_is_taken_too(cluster):
-    with Client(cluster.client.scheduler.address, set_as_default=False) as other:
-        x = other.persist(da.ones((8, 8), chunks=4))
-        wait(x)  # two clients' messages reach the scheduler in any order
-        made = from_dask(x + 1, td.Mesh(cluster, (2,)), (Shard(0),))
-        np.testing.assert_array_equal(td.to_numpy(made), np.full((8, 8), 2.0))
