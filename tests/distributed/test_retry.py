@@ -121,9 +121,6 @@ def die_at_replace(call, dask_worker):
         job.os = SimpleNamespace(**vars(os) | {"replace": replace})
 
 
-# -- the client decides ----------------------------------------------------------------------------
-
-
 class Slots:
     """Of a cluster what the client asks: how often its slots have workers again."""
 

@@ -45,9 +45,6 @@ def compared(program, x, w, b, ranks, *args, run=run_threads, **options):
     return done
 
 
-# -- by channels -----------------------------------------------------------------------------------
-
-
 def by_output(group, x, w, b, dy, options):
     w, b = T.shard(group, w, 0), T.shard(group, b, 0)
     y, kept = conv2d(group, T.replicate(x), w, b, **options)
@@ -65,9 +62,6 @@ OPTIONS = {"stride": (2, 1), "padding": ((1, 0), (2, 1)), "dilation": (1, 2)}
 @pytest.mark.parametrize(("units", "ranks"), [(10, 4), (3, 4), (5, 1), (1, 3)])
 def test_by_output_is_that_of_one_device(units, ranks):
     check(*draw((2, 6, 7, 5), (units, 6, 3, 2), (units,)), ranks, **OPTIONS)
-
-
-# -- by rows ---------------------------------------------------------------------------------------
 
 
 def shards(rows):

@@ -77,9 +77,6 @@ def assert_as_needed(got, ways, batch=BATCH):
     assert set(frame.barriers) == {planned.barriers}
 
 
-# -- every split -----------------------------------------------------------------------------------
-
-
 @pytest.mark.few(9)
 @pytest.mark.parametrize("ways", [w for n in (1, 2, 4) for w in splits(n)], ids=label)
 def test_every_split_is_the_single_device(ways):
@@ -92,9 +89,6 @@ def test_every_split_is_the_single_device(ways):
 def test_some_copies_and_some_parts_have_more_images_than_others_or_none(batch):
     check({"data parallel": 3}, batch=batch)
     check({"data parallel": 2, "space": 2}, batch=batch)
-
-
-# -- what is planned -------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=25)
@@ -179,9 +173,6 @@ REFUSED = [
 def test_refusals(ways, options, error, words):
     with pytest.raises(error, match=words):
         train_lenet(**{"data": DIGITS, "ways": ways, "steps": 1, "batch": 2} | options)
-
-
-# -- copies of the weights that came apart ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("ways", [{"space": 2}, {"data parallel": 2}], ids=label)

@@ -55,9 +55,8 @@ def check(c, a, b):
     assert not os.path.exists(f"{c.path}.tiledask")
 
 
-def slow(tile=10):
-    """Options under which a small product takes a while."""
-    return {"memory_limit": "9MB", "kernel": "tiled", "tile": tile}
+SLOW = {"memory_limit": "9MB", "kernel": "tiled", "tile": 5}
+"""Options under which a small product takes a while."""
 
 
 def records(path):
@@ -67,15 +66,26 @@ def records(path):
     return []
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 300, 2), (130, 1, 70), (257, 129, 300)])
+@pytest.mark.few(3)
 @pytest.mark.parametrize("lies", [("C", "C", "C"), ("C", 30, "C"), (40, 33, 50)])
-def test_ragged_sizes_in_every_form(cluster, tmp_path, sizes, lies):
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        ((30, 4000, 20), "f2"),  # halves are summed in float32, panel by panel
+        ((1, 1, 1), "f4"),
+        ((1, 300, 2), "f4"),
+        ((130, 1, 70), "f4"),
+        ((257, 129, 300), "f4"),
+    ],
+)
+def test_ragged_sizes_in_every_form(cluster, tmp_path, sizes, dtype, lies):
     m, k, n = sizes
-    a, b = operands(tmp_path, m, k, n, lies=lies[:2])
-    out = stored(tmp_path / "c", np.full((m, n), np.nan, "f4"), lies[2])
+    a, b = operands(tmp_path, m, k, n, dtype, lies[:2])
+    out = stored(tmp_path / "c", np.full((m, n), np.nan, dtype), lies[2])
     least = 8_600_000 + (0 if lies == ("C", "C", "C") else 100_000)
-    check(multiply_stored(a, b, out, cluster, memory_limit=least), a, b)
+    c = multiply_stored(a, b, out, cluster, memory_limit=least)
+    check(c, a, b)
+    assert c.plan.cuts.panel < 4000
 
 
 @pytest.mark.few(2)
@@ -96,14 +106,6 @@ def test_a_result_is_created_and_never_overwritten_unasked(cluster, tmp_path, dt
         multiply_stored(a, b, c.path, cluster)
     check(multiply_stored(a, b, c.path, cluster, overwrite=True), a, b)
     check(multiply_stored(a, b, open_array(c.path), cluster), a, b)  # what is given is to be filled
-
-
-def test_halves_are_summed_in_float32(cluster, tmp_path):
-    ones = lambda shape, *_: np.ones(shape, "f2")  # noqa: E731
-    a, b = operands(tmp_path, 30, 4000, 20, draw=ones)  # in halves it ends at 2048
-    c = multiply_stored(a, b, tmp_path / "c.npy", cluster, memory_limit="8.6MB")
-    assert c.plan.cuts.panel < 4000
-    check(c, a, b)
 
 
 @pytest.mark.few(1)
@@ -145,13 +147,13 @@ def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatc
     client.send_signal(signal.SIGKILL)
     client.wait()
     begun = records(target)
-    d = multiply_stored(a, b, target, cluster, timeout=200, **slow(12))
+    d = multiply_stored(a, b, target, cluster, timeout=200, **SLOW | {"tile": 12})
     assert d.resumed_tiles == len(begun) >= 2
     assert sum(map(len, d.plan.tiles)) == len([*d.plan.cuts.regions]) - d.resumed_tiles
     assert d.bytes_read.predicted == d.bytes_read.measured
     same_cuts = lambda problem, slots, limit: plan_cuts(problem, d.plan.cuts, slots, limit)  # noqa: E731
     monkeypatch.setattr(multiply, "plan_stream", same_cuts)
-    whole = multiply_stored(a, b, tmp_path / "whole.npy", cluster, **slow(12))
+    whole = multiply_stored(a, b, tmp_path / "whole.npy", cluster, **SLOW | {"tile": 12})
     assert whole[:, :].tobytes() == d[:, :].tobytes()
 
 
@@ -165,7 +167,7 @@ def test_an_interrupted_product_goes_on_or_says_why_not(cluster, tmp_path):
     c, told = tmp_path / "c.npy", []
 
     def product(**options):
-        return multiply_stored(a, b, c, cluster, **slow(5) | options)
+        return multiply_stored(a, b, c, cluster, **SLOW | options)
 
     def interrupt(*_):
         if not told and len(records(c)) >= 2:
@@ -214,11 +216,11 @@ def test_an_interrupted_product_goes_on_or_says_why_not(cluster, tmp_path):
 
 def test_a_late_product_stops_and_goes_on_and_says_how_far_it_is(cluster, tmp_path):
     a, b = operands(tmp_path, 340, 340, 340)
-    options, told = slow(5), []  # a rank reports four times a second
+    told = []  # a rank reports four times a second
     with pytest.raises(DeadlineError, match=r"not done after 0\.1 s"):
-        multiply_stored(a, b, tmp_path / "c.npy", cluster, timeout=0.1, **options)
-    options["progress"] = lambda *done: told.append(done)
-    c = multiply_stored(a, b, tmp_path / "c.npy", cluster, **options)
+        multiply_stored(a, b, tmp_path / "c.npy", cluster, timeout=0.1, **SLOW)
+    say = lambda *done: told.append(done)  # noqa: E731
+    c = multiply_stored(a, b, tmp_path / "c.npy", cluster, progress=say, **SLOW)
     check(c, a, b)
     panels = sum(map(len, c.plan.tiles)) * len(c.plan.cuts.panels(340))
     assert {total for _, total in told} == {panels}

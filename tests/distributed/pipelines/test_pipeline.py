@@ -140,9 +140,6 @@ def test_what_cannot_run_is_refused_before_it_does(cluster, changes, words):
         td.run_schedule(**usual | {"cluster": cluster} | changes)
 
 
-# -- dummies --------------------------------------------------------------------------------------
-
-
 @ENGINES
 def test_dummies_go_the_whole_way_and_take_their_time(cluster, engine):
     """And are announced, with what is predicted and every action."""
@@ -181,9 +178,6 @@ def test_dummies_go_the_whole_way_and_take_their_time(cluster, engine):
     assert sorted(tuple(span[1:4]) for span in events) == sorted(map(tuple, schedule))
     starts = sorted(start - min(e[4] for e in events) for *_, start, _ in events)
     assert starts == pytest.approx(sorted(row.start for row in rows), abs=ROUNDING)
-
-
-# -- a worker dies --------------------------------------------------------------------------------
 
 
 def announced(cluster):

@@ -49,9 +49,6 @@ def test_arguments_may_lie_on_the_workers(cluster):
         td.run_ranks(summed, mesh, 2, 1.0, transport="nccl")
 
 
-# -- runs that fail -------------------------------------------------------------------------------
-
-
 def odd_one(rank, what, seconds=0.0):
     """Rank 1 does not do what the others do."""
     g = rank.group()

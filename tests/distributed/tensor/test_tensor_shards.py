@@ -13,8 +13,6 @@ from tiledask.errors import PlacementError
 from tiledask.plan.collectives.shards import deal_heads
 from tiledask.tile import layers as tile
 
-# -- arithmetic ------------------------------------------------------------------------------------
-
 
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 9))
 def test_heads_lie_with_those_they_look_at(kv, share, ranks):
@@ -29,8 +27,6 @@ def test_heads_lie_with_those_they_look_at(kv, share, ranks):
     shared = {h: who for who, (start, stop) in kvs.shared() for h in range(start, stop)}
     assert shared == {h: who for h, who in holders.items() if len(who) > 1}
 
-
-# -- weights ---------------------------------------------------------------------------------------
 
 HEADS = tile.Heads(10, 5, 2)
 INNER = 17

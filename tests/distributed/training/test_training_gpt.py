@@ -65,8 +65,6 @@ def test_sizes_that_do_not_fit_are_right_all_the_same(shape, model, batch, optio
     check(shape, model, batch, **options)
 
 
-# -- every schedule --------------------------------------------------------------------------------
-
 DEEP = {
     "GPT-2": GPT(59, hidden=16, layers=4, heads=4, sequence=8),
     "Llama tied": GPT(59, 16, 4, 4, 8, kv_heads=1, gated=True, tied=True),

@@ -119,8 +119,6 @@ def test_workers_go_on_with_what_threads_have_saved_to_the_bit(cluster, dtype, t
         assert w.tobytes() == workers.weights[name].tobytes(), name
 
 
-# -- what is kept ----------------------------------------------------------------------------------
-
 KEPT = {
     "float64 Adam": ("float64", None, Adam(0.05)),
     "float64 momentum": ("float64", None, SGD(0.05, momentum=0.9)),

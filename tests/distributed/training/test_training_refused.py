@@ -124,9 +124,6 @@ def test_a_training_that_does_not_fit_is_refused_before_anything_runs(cluster, m
     assert len(go(mesh, WIDE, zero=1).losses) == 1
 
 
-# -- checkpoints that cannot be taken up -----------------------------------------------------------
-
-
 def short(folder, steps, **options):
     usual = {"shape": (1, 2, 1), "rule": Adam(1e-2), "dtype": "float64"}
     return go(folder=folder, steps=steps, **usual | options)

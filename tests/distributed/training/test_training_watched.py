@@ -81,8 +81,6 @@ def test_the_result_says_what_it_is():
     assert "bytes_sent" in got._repr_html_()
 
 
-# -- by layer ----------------------------------------------------------------------------------
-
 AXES = {"tensor": (1,), "data": (0,), "pipeline": (2,), "all ranks": (0, 1, 2)}
 
 
