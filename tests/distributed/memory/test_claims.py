@@ -36,10 +36,8 @@ TINY = Model(hidden=16, layers=3, heads=4, ffn=24, vocab=19, learned_pos=8, name
 def test_a_pool_holds_what_was_made_and_not_let_go(steps):
     pool, alive = Pool(capacity=400), []
     for size, drops in steps:
-        if sum(a.nbytes for a in alive) + 4 * size > 400:
-            with pytest.raises(MemoryError):
-                pool.empty("x", (size,), np.float32)
-        else:
+        full = sum(a.nbytes for a in alive) + 4 * size > 400
+        with pytest.raises(MemoryError) if full else nullcontext():
             alive.append(pool.empty("x", (size,), np.float32))
         if drops and alive:
             del alive[0]
@@ -193,12 +191,11 @@ def test_a_recipe_that_keeps_18_bytes_where_16_are_predicted_is_noticed(cluster)
 
 @pytest.mark.cluster
 def test_a_cap_at_the_measured_peak_passes_and_one_percent_less_raises(cluster):
-    layout = Layout(pp=2, microbatches=4)
-    free = run_claim(DECODER, layout, "1GB", cluster, sequence=64)
+    claim = lambda cap: run_claim(DECODER, Layout(pp=2, microbatches=4), cap, cluster, sequence=64)  # noqa: E731
+    free = claim("1GB")
     peak = free.measured.peak
-    at = run_claim(DECODER, layout, peak, cluster, sequence=64)
+    at, below = claim(peak), claim(int(0.99 * peak))
     assert (at.refused, at.measured) == (None, free.measured)
-    below = run_claim(DECODER, layout, int(0.99 * peak), cluster, sequence=64)
     assert below.executed_verdict == "does not fit"
     assert below.refused.needed > int(0.99 * peak)
     assert "does not fit, refused at" in repr(below)

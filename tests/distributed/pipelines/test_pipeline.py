@@ -43,15 +43,18 @@ def assert_in_order(run, schedule):
 
 
 def small(name, m):
-    """The schedule called ``name`` on 4 devices, with as few stages as it takes; those made
-    for given times for uneven ones, searched, in little memory."""
+    """The schedule called ``name`` on 4 devices, with as few stages as it takes; those made for
+    given times for uneven ones, searched, in little memory."""
     if name.endswith("-auto"):
-        given = {"forward": [1, 3, 2, 1], "memory_limit": 3, "latency": 0.5}
-        return td.schedule(name, 4, m, **given)
+        return td.schedule(name, 4, m, forward=[1, 3, 2, 1], memory_limit=3, latency=0.5)
     return schedule_on(name, 4, m)
 
 
-def check(cluster, schedule, engine):
+@pytest.mark.few(len(td.schedules) // 2)
+@pytest.mark.parametrize(("m", "engine"), [(6, "loop"), (5, "tasks"), (1, "tasks")])
+@pytest.mark.parametrize("name", sorted(td.schedules))
+def test_every_schedule_gives_the_gradients_of_one_device(cluster, name, m, engine):
+    schedule = small(name, m)
     stages = stack(td.partition([1.0] * (schedule.stages + 3), schedule.stages).bounds, **SHAPE)
     run = td.run_schedule(schedule, stages, BATCH, cluster, target=TARGET, engine=engine)
     outputs, loss, gradients = one_device(stages, BATCH, TARGET)
@@ -60,13 +63,6 @@ def check(cluster, schedule, engine):
     assert run.loss == pytest.approx(loss, abs=1e-12)
     assert run.traffic.predicted == run.traffic.measured
     assert_in_order(run, schedule)
-
-
-@pytest.mark.few(len(td.schedules) // 2)
-@pytest.mark.parametrize(("m", "engine"), [(6, "loop"), (5, "tasks"), (1, "tasks")])
-@pytest.mark.parametrize("name", sorted(td.schedules))
-def test_every_schedule_gives_the_gradients_of_one_device(cluster, name, m, engine):
-    check(cluster, small(name, m), engine)
 
 
 def bits(run):

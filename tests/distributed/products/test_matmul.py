@@ -57,17 +57,13 @@ def on_grid(cluster, *arrays):
 
 
 @pytest.fixture(params=["memory", "mixed", "comm"])
-def transport(request, cluster):
+def transport(request, cluster, monkeypatch):
     """Every way to read another worker's blocks, whatever this machine would choose."""
-    if request.param == "mixed":
-        with apart(cluster):
-            yield request.param
-        return
     if request.param == "memory" and blocks.transport_of(cluster) != "memory":
         pytest.skip("workers cannot read each other's memory here")
-    before, cluster.transport = cluster.transport, request.param
-    yield request.param
-    cluster.transport = before
+    monkeypatch.setattr(cluster, "transport", request.param)
+    with apart(cluster) if request.param == "mixed" else nullcontext():
+        yield request.param
 
 
 @pytest.mark.few(1)
