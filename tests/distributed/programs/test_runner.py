@@ -6,7 +6,6 @@ from oracles.single_gpt import TEXT
 
 import tiledask as td
 from tiledask.distributed.programs.runner import Interpreter
-from tiledask.distributed.training.trainer import Trainer
 from tiledask.plan.program.ops import buffer_of
 from tiledask.tile.layers.by_name import KERNELS
 
@@ -73,16 +72,3 @@ def test_an_error_says_at_which_instruction_it_came(monkeypatch):
     notes = "\n".join(caught.value.__notes__)
     assert "in 0F.0 of rank 0: y." in notes
     assert "= do gelu y." in notes
-
-
-def test_tokens_are_drawn_where_they_are_used_and_once(monkeypatch):
-    """Not on a stage in the middle."""
-    honest, drawn = Trainer._tokens, []
-
-    def noted(self, which):
-        drawn.append((self.rank.coordinates[2], which))
-        return honest(self, which)
-
-    monkeypatch.setattr(Trainer, "_tokens", noted)
-    td.train(PLAIN, TEXT, (1, 1, 3), steps=1, batch=4, microbatches=2, progress=False)
-    assert sorted(drawn) == [(0, 0), (0, 0), (2, 1), (2, 1)]

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from oracles.gradients import draw
 from oracles.tensor_cases import RANKS
 
@@ -12,21 +10,6 @@ from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.shards import deal_heads
 from tiledask.tile import layers as tile
-
-
-@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 9))
-def test_heads_lie_with_those_they_look_at(kv, share, ranks):
-    """By enumeration: each rank has exactly the kv heads of its query heads, and sharers agree."""
-    query = kv * share
-    heads, kvs = deal_heads(query, kv, ranks)
-    kv_of = tile.shared_heads(query, kv)
-    for rank in range(ranks):
-        wanted = {kv_of[i] for i in heads.indices(rank)}
-        assert set(kvs.indices(rank).tolist()) == wanted
-    holders = {h: tuple(r for r in range(ranks) if h in kvs.indices(r)) for h in range(kv)}
-    shared = {h: who for who, (start, stop) in kvs.shared() for h in range(start, stop)}
-    assert shared == {h: who for h, who in holders.items() if len(who) > 1}
-
 
 HEADS = tile.Heads(10, 5, 2)
 INNER = 17

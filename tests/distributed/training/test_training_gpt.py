@@ -15,7 +15,6 @@ from tiledask.tile.optimizers import SGD
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = GPT(59, hidden=16, layers=3, heads=4, sequence=8)
-TINY = GPT(59, hidden=8, layers=2, heads=2, sequence=4)
 RULE = SGD(0.1, momentum=0.9)
 
 
@@ -46,23 +45,6 @@ def test_norms_and_angles_are_those_that_are_asked_for(gated):
     usual = check((1, 1, 1), replace(model, eps=None, base=10_000.0))
     got = check((1, 2, 2), model, recompute=True)
     assert abs(got.losses - usual.losses).min() > 1e-3
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("shape", "model", "batch", "options"),
-    [
-        ((8, 1, 1), TINY, 1, {"zero": 3, "microbatches": 3}),  # a row, 8 dp
-        ((1, 1, 8), TINY, 3, {"microbatches": 5}),
-        ((1, 4, 1), GPT(53, 10, 1, 10, 3, ffn=7), 2, {"sequence_parallel": True}),
-        ((1, 8, 1), GPT(59, 8, 1, 4, 3, kv_heads=1, ffn=5, gated=True), 2, {}),
-        ((1, 8, 1), GPT(97, 6, 1, 3, 1, ffn=1), 1, {"sequence_parallel": True}),
-        ((1, 3, 2), GPT(59, 10, 2, 5, 2), 4, {}),
-    ],
-    ids=str,
-)
-def test_sizes_that_do_not_fit_are_right_all_the_same(shape, model, batch, options):
-    check(shape, model, batch, **options)
 
 
 DEEP = {
