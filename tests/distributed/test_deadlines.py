@@ -1,8 +1,13 @@
-"""Every public call that waits for a cluster ends with its timeout, and says for whom it waited."""
+"""Every public call that waits for a cluster ends: with its timeout, saying for whom it waited, and
+in two seconds with its scheduler.
+
+Products, schedules, trainings and claims that go on elsewhere are in tests/faults.
+"""
 
 import os
 import signal
 import sys
+import threading
 import time
 import weakref
 
@@ -10,14 +15,16 @@ import numpy as np
 import pytest
 from distributed import Reschedule
 from oracles.waiting import wait_until
+from twins.by_hand import ByHand
 
 import tiledask as td
 from tiledask.distributed.arrays import recompute
 from tiledask.distributed.deadlines import GRACE, LAST, bounded, keep_interrupts, left_of, until
-from tiledask.errors import DeadlineError
+from tiledask.errors import ClusterLostError, DeadlineError
+from tiledask.tile.datasets import load_text
 
 GRID = (td.Shard(0), td.Shard(1))
-SECONDS = 2.0
+SECONDS, LONG = 2.0, 240.0
 INNER = 40.0
 """Less than what the waits within a call may take that know nothing of its timeout: 60 s."""
 
@@ -82,35 +89,64 @@ def test_an_interrupted_call_keeps_nothing_though_its_traceback_is_kept():
         assert [block() for block in blocks] == [None, None], kept.tb
 
 
-CALLS = {
-    "run": lambda A, end: A.mesh.cluster.run(os.getpid, timeout=end),
-    "distribute": lambda A, end: td.distribute(np.ones((8, 4)), A.mesh, GRID, timeout=end),
-    "to_numpy": lambda A, end: td.to_numpy(A, timeout=end),
-    "redistribute": lambda A, end: A.redistribute((td.Replicate(),) * 2, timeout=end),
-    "run_ranks": lambda A, end: td.run_ranks(summed, A.mesh, timeout=end),
-}
+def slow(*_):
+    time.sleep(LONG)
 
 
 def summed(rank):
     return rank.group().all_reduce(np.ones(3))
 
 
+def of_files(cluster, folder, end):
+    np.save(folder / "a.npy", np.ones((20, 20)))
+    a = td.open_array(folder / "a.npy")
+    return td.matmul(a, a, out=folder / "c.npy", cluster=cluster, timeout=end)
+
+
+TEXT = load_text("tales")
+GPT = td.GPT(TEXT.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
+SCHEDULE, WHOLE = td.schedule("1f1b", 2, 4), (td.Replicate(),) * 2
+SLOWLY = {"kernel": "tiled", "tile": 16, "panel": 50}
+TRAINING = {"steps": 1, "batch": 4, "progress": False}
+CALLS = {
+    "run": lambda c, A, f, end: c.run(os.getpid, timeout=end),
+    "distribute": lambda c, A, f, end: td.distribute(np.ones((8, 4)), A.mesh, GRID, timeout=end),
+    "to_numpy": lambda c, A, f, end: td.to_numpy(A, timeout=end),
+    "redistribute": lambda c, A, f, end: A.redistribute(WHOLE, timeout=end),
+    "run_ranks": lambda c, A, f, end: td.run_ranks(summed, A.mesh, timeout=end),
+    "matmul": lambda c, A, f, end: td.matmul(A, A, timeout=end, **SLOWLY),
+    "slow": lambda c, A, f, end: c.run(slow, timeout=end),
+    "gather": lambda c, A, f, end: c.gather([c.submit(0, slow)], "naps", end),
+    "connect": lambda c, A, f, end: td.connect(c.client, workers=5, timeout=end),
+    "files": lambda c, A, f, end: of_files(c, f, end),
+    "train": lambda c, A, f, end: td.train(
+        GPT, TEXT, td.Mesh(c, (1, 2, 1)), timeout=end, **TRAINING
+    ),
+    "loop": lambda c, A, f, end: td.run_schedule(SCHEDULE, cluster=c, engine="loop", timeout=end),
+    "tasks": lambda c, A, f, end: td.run_schedule(SCHEDULE, cluster=c, engine="tasks", timeout=end),
+    "claim": lambda c, A, f, end: td.run_claim(10**6, td.Layout(dp=2), "1GB", c, timeout=end),
+    "explain": lambda c, A, f, end: td.explain(A, A),
+    "connect again": lambda c, A, f, end: td.connect(c.client),
+    "connect to the address": lambda c, A, f, end: td.connect(c.scheduler_address),
+}
+
+
 @pytest.mark.cluster
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", CALLS)
-def test_a_call_that_finds_a_slot_frozen_ends_in_time_and_names_it(cluster, name):
-    """Products, schedules, trainings and claims are tried in tests/faults."""
+@pytest.mark.parametrize("name", [*CALLS][:5])
+def test_a_call_that_finds_a_slot_frozen_ends_in_time_and_names_it(cluster, name, tmp_path):
+    """Others are tried in tests/faults."""
     A = td.distribute(np.ones((64, 64)), td.Mesh(cluster, (1, 2)), GRID)
     frozen, begun = cluster.run(os.getpid)[1], time.monotonic()
     os.kill(frozen, signal.SIGSTOP)
     try:
         with pytest.raises(DeadlineError, match=r"slot 1 \(its worker was last heard") as caught:
-            CALLS[name](A, SECONDS)
+            CALLS[name](cluster, A, tmp_path, SECONDS)
     finally:
         os.kill(frozen, signal.SIGCONT)
     assert f" {SECONDS:g} s" in str(caught.value)
     assert time.monotonic() - begun - SECONDS < INNER  # 0.3 on a quiet machine
-    CALLS[name](A, 240)  # nothing of it is left
+    CALLS[name](cluster, A, tmp_path, LONG)  # nothing of it is left
 
 
 def stands_aside(key, slot):
@@ -137,3 +173,55 @@ def test_what_a_cancelled_task_asked_for_is_let_go(cluster):
     assert cluster.wait([task], "a task") is None
     assert task.result() == "stood aside"
     wait_until(lambda: not cluster.client.run_on_scheduler(asked), "what it asked for to go")
+
+
+@pytest.mark.cluster
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["matmul", "slow", "gather", "connect"])
+def test_a_call_ends_with_its_scheduler_and_so_does_every_call_after_it(tmp_path, name):
+    with ByHand(tmp_path) as dask:
+        dask.scheduler()
+        for _ in range(2):
+            dask.worker("--no-nanny", "--death-timeout", "10")
+        with td.connect(dask.address, workers=2, timeout=240) as cluster:
+            A = td.distribute(np.ones((2000, 2000)), td.Mesh(cluster, (1, 2)), GRID)
+            td.matmul(A, A)  # rates are measured once
+            killing = threading.Timer(1.0, dask.running[0].kill)
+            killing.start()
+            with pytest.raises(ClusterLostError):
+                CALLS[name](cluster, A, tmp_path, LONG)
+            killing.join()
+            for other, call in CALLS.items():
+                with pytest.raises(ClusterLostError) as lost:
+                    call(cluster, A, tmp_path, LONG)
+                goes_on = "td.matmul(a, b, out=, cluster=), or td.train("
+                assert "connect" in other or goes_on in str(lost.value)
+
+
+def in_a_child(call):
+    """The words of what ``call`` raised in a forked child; empty if it came to its end."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        signal.alarm(int(LONG) - 20)
+        try:
+            call()
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__} {error}".encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        words = said.read()
+    os.waitpid(child, 0)
+    return words
+
+
+@pytest.mark.cluster
+def test_a_forked_child_is_told_at_once_that_the_cluster_is_its_parents(cluster, tmp_path):
+    A = td.distribute(np.ones((20, 20)), td.Mesh(cluster, (1, 2)), GRID)
+    for name in ("matmul", "train", "loop", "slow", "connect", "gather", "to_numpy", "explain"):
+        words = in_a_child(lambda name=name: CALLS[name](cluster, A, tmp_path, LONG))
+        assert words.startswith("ClusterLostError the cl"), words
+        assert f"is process {os.getpid()}'s" in words or name == "connect"
+        assert "forked from it" in words
+    assert cluster.run(abs, -1) == [1] * 4
+    assert in_a_child(lambda: td.connect(cluster.scheduler_address).run(abs, -1)) == ""

@@ -66,18 +66,13 @@ def records(path):
     return []
 
 
+SIZES = [((1, 1, 1), "f4"), ((1, 300, 2), "f4"), ((130, 1, 70), "f4"), ((257, 129, 300), "f4")]
+SIZES += [((30, 4000, 20), "f2")]  # halves are summed in float32, panel by panel
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize("lies", [("C", "C", "C"), ("C", 30, "C"), (40, 33, 50)])
-@pytest.mark.parametrize(
-    ("sizes", "dtype"),
-    [
-        ((30, 4000, 20), "f2"),  # halves are summed in float32, panel by panel
-        ((1, 1, 1), "f4"),
-        ((1, 300, 2), "f4"),
-        ((130, 1, 70), "f4"),
-        ((257, 129, 300), "f4"),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "dtype"), SIZES)
 def test_ragged_sizes_in_every_form(cluster, tmp_path, sizes, dtype, lies):
     m, k, n = sizes
     a, b = operands(tmp_path, m, k, n, dtype, lies[:2])
