@@ -3,8 +3,10 @@
 import json
 import shutil
 import zlib
+from functools import reduce
 from itertools import product
 from math import prod
+from operator import getitem
 from pathlib import Path
 
 import numpy as np
@@ -112,39 +114,39 @@ def test_a_save_that_breaks_off_leaves_the_former_one(tmp_path, monkeypatch, at)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
 
 
-def rewritten(folder, change):
-    """The index in ``folder``, once ``change`` was made to it and its checksum is right again."""
+def rewritten(folder, at, value):
+    """The index in ``folder`` says ``value`` there, and its checksum is right again."""
     (path,) = folder.glob("*/index.json")
     index = json.loads(json.loads(path.read_text())["index"])
-    change(index)
+    *inside, last = at
+    reduce(getitem, inside, index)[last] = value
     text = json.dumps(index)
     path.write_text(json.dumps({"crc32": zlib.crc32(text.encode()), "index": text}))
 
 
-def part(at, value):
-    return lambda index: index["arrays"]["w"][2][0].__setitem__(at, value)
+W, PART = ("arrays", "w"), ("arrays", "w", 2, 0)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("at", "value", "words"),
     [
-        *((part(0, rank), "cannot be read") for rank in ("/../../outside", 1, "a\0b", -1)),
-        (part(1, [[0, 2000]]), "no rank holds"),
-        (part(2, 8), "not have its checksum"),
-        (lambda index: index["arrays"]["w"].__setitem__(0, [500_000_000_000]), "no rank holds"),
-        (lambda index: index["arrays"]["w"].__setitem__(1, "complex128"), "cannot be read"),
-        (lambda index: index.__setitem__("format", 3), "has format 3 .* this version reads"),
-        (lambda index: index.__setitem__("step", 6), "and step 6, this .* of step 5"),
+        *(((*PART, 0), rank, "cannot be read") for rank in ("/../../outside", 1, "a\0b", -1)),
+        ((*PART, 1), [[0, 2000]], "no rank holds"),
+        ((*PART, 2), 8, "not have its checksum"),
+        ((*W, 0), [500_000_000_000], "no rank holds"),
+        ((*W, 1), "complex128", "cannot be read"),
+        (("format",), 3, "has format 3 .* this version reads"),
+        (("step",), 6, "and step 6, this .* of step 5"),
     ],
 )
 def test_nothing_outside_of_its_folder_is_read_and_no_more_than_was_written(
-    tmp_path, change, words
+    tmp_path, at, value, words
 ):
     save(tmp_path, 5, LONG, [{"w": whole((3000,))}])
     (path,) = tmp_path.glob("*/*.bin")
     shutil.copy(path, tmp_path / "outside.bin")
     path.with_name("rank-1.bin").symlink_to("../outside.bin")
-    rewritten(tmp_path, change)
+    rewritten(tmp_path, at, value)
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(tmp_path).read()
 

@@ -129,8 +129,9 @@ def test_nothing_is_left_when_a_device_is_done(monkeypatch, what, capacity):
 def test_zero_leaves_a_copy_its_share_of_the_same_step(zero, copies):
     def trained(rank, case):
         trainer = ClaimTrainer(rank, case, Pool())
+        arrays = {tensor: dict(units) for tensor, units in trainer.arrays.items()}
         trainer.trained()
-        return trainer, {tensor: dict(units) for tensor, units in trainer.arrays.items()}
+        return trainer, arrays
 
     recipe = "fp32-adam" if copies == 4 else "fp32-momentum"
     layouts = Layout(), Layout(dp=copies, zero=zero)

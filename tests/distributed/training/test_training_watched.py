@@ -73,14 +73,6 @@ def test_a_bar_says_how_far_it_is():
     assert progress._look(latest) == (7, 10, "loss 2.5000  48 tokens/s")
 
 
-def test_the_result_says_what_it_is():
-    got = run(steps=2)
-    assert repr(got).startswith("Trained(2 steps on 4 ranks (dp=1, tp=2, pp=2), loss 4.")
-    frame = got.to_frame()
-    assert frame.bytes_sent[0] == sum(r.sent for r in got.records if r.step == 0) > 0
-    assert "bytes_sent" in got._repr_html_()
-
-
 AXES = {"tensor": (1,), "data": (0,), "pipeline": (2,), "all ranks": (0, 1, 2)}
 
 
@@ -99,6 +91,9 @@ AXES = {"tensor": (1,), "data": (0,), "pipeline": (2,), "all ranks": (0, 1, 2)}
 def test_layers_add_up_and_a_label_says_along_which_axis_it_is(shape, options):
     got = run(shape, **options)
     frame, whole = got.layers(), got.to_frame()
+    assert repr(got).startswith(f"Trained({STEPS} steps on {len(got.held)} ranks (dp={shape[0]}, ")
+    assert "bytes_sent" in got._repr_html_()
+    assert whole.bytes_sent[0] == sum(r.sent for r in got.records if r.step == 0) > 0
     assert frame["bytes"].sum() == whole["bytes_sent"].iloc[0]
     assert frame["messages"].sum() == whole["messages"].iloc[0]
     for what in ("barriers", "bytes", "messages"):
