@@ -21,14 +21,10 @@ from tiledask.plan.products.streaming import plan_cuts
 pytestmark = pytest.mark.cluster
 
 
-def integers(shape, seed=0, dtype="f4"):
-    """Small integers: sums are exact in every order."""
-    return np.random.default_rng(seed).integers(-4, 5, shape).astype(dtype)
-
-
-def normal(shape, seed, dtype):
-    """Sums that round differently in every order."""
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+def integers(shape, seed=0, dtype="f4", scale=1):
+    """Small integers: sums are exact in every order; times ``scale`` they are rounded otherwise."""
+    x = np.random.default_rng(seed).integers(-4, 5, shape) * scale
+    return x.astype(dtype)
 
 
 def stored(path, x, lies="C"):
@@ -41,8 +37,8 @@ def stored(path, x, lies="C"):
     return array
 
 
-def operands(folder, m, k, n, dtype="f4", lies=("C", "C"), draw=integers):
-    a, b = draw((m, k), 1, dtype), draw((k, n), 2, dtype)
+def operands(folder, m, k, n, dtype="f4", lies=("C", "C"), scale=1):
+    a, b = integers((m, k), 1, dtype, scale), integers((k, n), 2, dtype, scale)
     return stored(folder / "a", a, lies[0]), stored(folder / "b", b, lies[1])
 
 
@@ -134,7 +130,7 @@ if __name__ == "__main__":
 
 
 def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatch):
-    a, b = operands(tmp_path, 600, 600, 600, "f8", draw=normal)
+    a, b = operands(tmp_path, 600, 600, 600, "f8", scale=np.pi)
     target = tmp_path / "c.npy"
     (tmp_path / "client.py").write_text(CLIENT)
     client = subprocess.Popen([sys.executable, tmp_path / "client.py", a.path, b.path, target])

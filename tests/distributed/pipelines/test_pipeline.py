@@ -169,7 +169,7 @@ def test_dummies_go_the_whole_way_and_take_their_time(cluster, engine):
     idle = [share * simulated.makespan for share in about["predicted"]["idle"]]
     assert idle == pytest.approx(simulated.idle_per_device)
     told = lambda: cluster.client.get_events(about["run"])  # noqa: E731
-    wait_until(lambda: len(told()) == len(schedule))  # they come a little later
+    wait_until(lambda: len(told()) >= len(schedule))  # they come a little later
     events = [event["spans"][0] for _, event in told()]
     assert sorted(tuple(span[1:4]) for span in events) == sorted(map(tuple, schedule))
     starts = sorted(start - min(e[4] for e in events) for *_, start, _ in events)
@@ -179,20 +179,6 @@ def test_dummies_go_the_whole_way_and_take_their_time(cluster, engine):
 def announced(cluster):
     """The last runs, by topic."""
     return {said["run"] for _, said in cluster.client.get_events(RUNS)}
-
-
-def kill_soon(cluster, slot, after):
-    """Kills the worker so many seconds after the next run has begun."""
-    pid, before = cluster.run(os.getpid)[slot], announced(cluster)
-
-    def kill():
-        wait_until(lambda: announced(cluster) - before)
-        time.sleep(after)
-        os.kill(pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
-    return thread
 
 
 @pytest.mark.few(2)
@@ -205,8 +191,15 @@ def test_a_schedule_runs_again_with_the_same_bits_when_a_worker_died(cluster, na
     right = td.run_schedule(schedule, stages, BATCH, cluster, **options)
     times = ("forward", "backward", "backward_input", "backward_weight")
     options |= dict.fromkeys(times, 0.05)
-    before = announced(cluster)
-    killing = kill_soon(cluster, 1, 0.3)  # of the 0.6 s that it takes at least
+    pid, before = cluster.run(os.getpid)[1], announced(cluster)
+
+    def kill():
+        wait_until(lambda: announced(cluster) - before)
+        time.sleep(0.3)  # of the 0.6 s that it takes at least
+        os.kill(pid, signal.SIGKILL)
+
+    killing = threading.Thread(target=kill, daemon=True)
+    killing.start()
     run = td.run_schedule(schedule, stages, BATCH, cluster, **options)
     killing.join()
     assert run.simulated.makespan > 0.6

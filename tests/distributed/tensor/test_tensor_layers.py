@@ -93,17 +93,20 @@ LAYERS |= {"no positions": attention(10, 5, 2, True, rotary=False)}
 LAYERS |= {f"block {each}": decoder_block(*each) for each in product((False, True), repeat=2)}
 
 
-def check_layer(layer, t, sequence=False, regather=False):
-    arrays = draw(*(p.shape for p in layer.parameters.values()))
-    named = zip(layer.parameters, arrays, strict=True)
+@pytest.mark.few(60)
+@pytest.mark.parametrize(("sequence", "regather"), LIES)
+@pytest.mark.parametrize("t", RANKS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_that_of_one_device(name, t, sequence, regather):
+    parameters, layout, planned, (one, one_grad), (over, over_grad) = LAYERS[name]
+    named = zip(parameters, draw(*(p.shape for p in parameters.values())), strict=True)
     whole = {name: w / 2 + name.startswith("norm") for name, w in named}
     x, dy = draw((B, S, H), (B, S, H), seed=9)
-    (one, one_grad), (over, over_grad) = layer.one, layer.over
     y, kept = one(x, whole)
     dx, grads = one_grad(dy, kept, whole)
 
     def program(group):
-        mine = T.shard_weights(group, whole, layer.layout(t))
+        mine = T.shard_weights(group, whole, layout(t))
         x_in, dy_in = (spread(group, each, sequence) for each in (x, dy))
         y, kept = over(group, x_in, mine, regather=regather)
         dx, found = over_grad(group, dy_in, kept, mine)
@@ -111,16 +114,8 @@ def check_layer(layer, t, sequence=False, regather=False):
         assert {n: w.shards for n, w in found.items()} == {n: w.shards for n, w in mine.items()}
         return {"y": y, "dx": dx, **found}
 
-    planned = layer.planned(Stream(B, S, H, t, sequence, regather))
-    return check(t, program, {"y": y, "dx": dx, **grads}, planned)
-
-
-@pytest.mark.few(60)
-@pytest.mark.parametrize(("sequence", "regather"), LIES)
-@pytest.mark.parametrize("t", RANKS)
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_is_that_of_one_device(name, t, sequence, regather):
-    check_layer(LAYERS[name], t, sequence, regather)
+    calls = planned(Stream(B, S, H, t, sequence, regather))
+    check(t, program, {"y": y, "dx": dx, **grads}, calls)
 
 
 # -- embedding and loss ----------------------------------------------------------------------------
@@ -159,7 +154,7 @@ def check_loss(t, vocabulary, smoothing=0.0, ignored=0, count=None, scale=1.0, s
         loss, kept = T.cross_entropy(group, mine, targets, smoothing, count=count)
         return {"loss": loss, "dz": T.cross_entropy_grad(group, scale, kept)}
 
-    return check(t, program, expected, plan.cross_entropy(Stream(B, S, H, t), smoothing))
+    check(t, program, expected, plan.cross_entropy(Stream(B, S, H, t), smoothing))
 
 
 @pytest.mark.few(6)
