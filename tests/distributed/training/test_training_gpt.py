@@ -103,6 +103,15 @@ def drawn(count, seed):
     return [(*each, next(sides), next(sides)) for each in drawn]
 
 
+def assert_gathered(got):
+    """A checkpoint is gathered as its program says: label, kind and bytes of every call; what the
+    index and the barriers take comes on top."""
+    for rank in range(got.end.ranks):
+        said = [(c.label, c.kind, c.sent, c.received) for c in calls(got.end, rank)]
+        ended = [r for r in got.records.where("end/", rank=rank) if "checkpoint" not in r.label]
+        assert [(r.label, r.kind, r.sent, r.received) for r in ended] == said
+
+
 CASES = drawn(4, seed=29)
 MORE = [pytest.param(*case, marks=pytest.mark.slow) for case in drawn(14, seed=139)]
 
@@ -131,6 +140,9 @@ def test_any_training_in_any_layouts_is_one_devices(
         assert (got.first, got.first + len(got.losses)) == (first, steps)
         assert got.skipped == [step for step in overflows if first <= step < steps]
         assert_single(got, BATCH, RULES[rule], overflows=overflows, **options)
+        assert_gathered(got)
+        loss = open_checkpoint(tmp_path).about["loss"]
+        assert loss == pytest.approx(got.losses[-1], rel=1e-12)
         first = steps
 
 
@@ -142,23 +154,6 @@ def test_what_is_done_is_not_done_again(tmp_path):
     assert steps_in(tmp_path) == (2, 3)
     with pytest.raises(ConfigError, match="checkpoint of step 3, past the last of 2"):
         run("GPT-2 tied", "Adam", layout, steps=2, folder=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("shape", "zero"), [((2, 1, 2), 1), ((3, 2, 1), 3), ((1, 2, 2), 0)], ids=str
-)
-def test_a_checkpoint_is_gathered_as_its_program_says(shape, zero, tmp_path):
-    """Label, kind and bytes of every call; what the index and the barriers take comes on top."""
-    got = train(TINY, TEXT, shape, steps=2, folder=tmp_path, zero=zero, **USUAL)
-    assert open_checkpoint(tmp_path).about["loss"] == pytest.approx(got.losses[-1], rel=1e-6)
-    for rank in range(got.end.ranks):
-        said = [(c.label, c.kind, c.sent, c.received) for c in calls(got.end, rank)]
-        done = [
-            (r.label, r.kind, r.sent, r.received)
-            for r in got.records.where("end/", rank=rank)
-            if "checkpoint" not in r.label
-        ]
-        assert done == said
 
 
 @pytest.mark.few(1)
