@@ -177,7 +177,7 @@ def test_what_a_cancelled_task_asked_for_is_let_go(cluster):
 
 @pytest.mark.cluster
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["matmul", "slow", "gather", "connect"])
+@pytest.mark.parametrize("name", ["matmul", "slow", "gather"])
 def test_a_call_ends_with_its_scheduler_and_so_does_every_call_after_it(tmp_path, name):
     with ByHand(tmp_path) as dask:
         dask.scheduler()
