@@ -11,10 +11,10 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tiledask.tile.progress import _draw, showing
+from tiledask.tile.progress import showing
 
 CELL = """
-import time
+import os, time
 from tiledask.tile.progress import showing
 done = [0]
 with showing("a product", lambda: (done[0], 20, ""), "panels", after=0.0):
@@ -23,7 +23,6 @@ with showing("a product", lambda: (done[0], 20, ""), "panels", after=0.0):
 print("18000000")
 """
 READER = """
-import os
 os.environ["JPY_SESSION_NAME"] = "learn/02.ipynb"  # as a server says it
 with showing("a product", lambda: (20, 20, "<fast>"), "panels", after=0.0):
     time.sleep(0.3)
@@ -38,83 +37,54 @@ with showing("starting 4 workers", lambda: (4, 4, ""), after=0.0):
 """
 
 
-def test_a_bar_of_something_short_never_appears(capfd):
-    with showing("a product", lambda: (1, 2, "")):
-        pass
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_log_keeps_the_last_word_and_standard_output_nothing(capfd):
-    over = threading.Event()
-    seen = iter([(3, 20, "ill"), (20, 20, "well")])
-
-    def look():
-        over.set()
-        return next(seen)
-
-    _draw("a [4, 4] product", look, "panels", 0.0, over, threading.Event())
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "a [4, 4] product" in err
-    assert "20/20 well" in err
-
-
-def test_a_bar_goes_when_what_it_shows_fails(capfd):
-    looked = threading.Event()
+@pytest.mark.parametrize("after", [2.0, 0.0])
+def test_a_log_keeps_the_last_word_and_standard_output_nothing(capfd, after):
+    """Of what is short there is no word; the bar ends with what it shows, though that fails."""
+    looked, seen = threading.Event(), [(3, 20, "ill")]
 
     def look():
         looked.set()
-        return 0, None, ""
+        return seen[-1]
 
     def fails():
-        with showing("it", look, after=0.0):
-            assert looked.wait(240)
+        with showing("a [4, 4] product", look, "panels", after):
+            assert after or looked.wait(240)
+            seen.append((20, 20, "well"))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fails()
     assert "progress" not in {thread.name for thread in threading.enumerate()}
-    assert capfd.readouterr().out == ""
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert [word in err for word in ("a [4, 4] product", "20/20 well")] == [not after] * 2
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory):
-    """The cells after a kernel ran them, and every message about their outputs."""
-    cells, messages = [new_code_cell(CELL), new_code_cell(READER)], []
+def test_a_notebook_shows_a_bar_and_keeps_a_sentence_for_its_reader(tmp_path):
+    messages = []
 
     class Listening(NotebookClient):
         def process_message(self, message, *rest):
             messages.append(message)
             return super().process_message(message, *rest)
 
-    notebook = new_notebook(cells=cells)
+    notebook = new_notebook(cells=[new_code_cell(CELL), new_code_cell(READER)])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "", "language": "python"}
-    Listening(
-        notebook, timeout=240, resources={"metadata": {"path": str(tmp_path_factory.mktemp("nb"))}}
-    ).execute()
+    Listening(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
     nbformat.validate(notebook)
+    cell, reader = notebook.cells
     first = messages[0]["parent_header"]["msg_id"]
-    told = [m for m in messages if m["parent_header"]["msg_id"] == first]
-    return notebook.cells, told
-
-
-def test_a_notebook_shows_a_bar_and_keeps_none(executed):
-    (cell, _), messages = executed
-    updates = [m["content"]["data"] for m in messages if m["msg_type"] == "update_display_data"]
+    of_cell = [m for m in messages if m["parent_header"]["msg_id"] == first]
+    updates = [m["content"]["data"] for m in of_cell if m["msg_type"] == "update_display_data"]
     shown = [data["text/plain"] for data in updates if data]
     assert len(shown) > 2
     assert all(text.startswith("a product ") for text in shown)
     assert shown[-1] == "a product 20/20"
     assert '<progress value="20" max="20">' in updates[-2]["text/html"]
-    assert updates[-1] == {}
     (printed,) = [out for out in cell.outputs if out.output_type == "stream"]
     assert (printed.name, printed.text) == ("stdout", "18000000\n")
     assert all(out.get("data") == {} for out in cell.outputs if out is not printed)
-
-
-def test_a_reader_finds_a_sentence_where_the_bar_was(executed):
-    (_, cell), _ = executed
-    done, broken, started = (out["data"] for out in cell.outputs)
+    done, broken, started = (out["data"] for out in reader.outputs)
     assert re.fullmatch(r"a product: 20 of 20 panels, [\d.]+ m?s, <fast>", done["text/plain"])
     assert done["text/html"] == done["text/plain"].replace("<", "&lt;").replace(">", "&gt;")
     assert re.fullmatch(r"a product: broken off at 18 of 20 panels, .*s", broken["text/plain"])
