@@ -31,8 +31,8 @@ def one_by_one(slots: int, l2_bytes: int = 0) -> Device:
     return replace(H200, multiprocessors=slots, l2_bytes=l2_bytes, blocks=1, **nothing)
 
 
-def plain(tm, tn, tk=1, group=1, **more) -> Config:
-    return Config("mine", (tm, tn, tk), (tm, tn), 32, 1, "bf16", group=group, **more)
+def plain(tm, tn, tk=1, **more) -> Config:
+    return Config("mine", (tm, tn, tk), (tm, tn), 32, 1, "bf16", **more)
 
 
 # -- configurations ------------------------------------------------------------------------------
@@ -42,26 +42,22 @@ def test_a_kernels_configuration_follows_type_and_tile():
     assert td.tile.config_of("mma_multistage", "float16").peak == "fp16"
     assert td.tile.config_of("smem_tiled", "float32", 16).threads == 256
     assert td.tile.config_of("wgmma_ws_persistent", "", (128, 128, 64)).warp == (64, 128)
-    assert td.tile.config_of("tiled", "float64", 100).block == (100, 100, 100)
-    assert td.tile.config_of("tiled", "float64").itemsize == 8
-    for wrong in (("mma_multistage", "float32"), ("smem_tiled", "float16")):
-        with pytest.raises(KernelError, match=r"is built for tiles of .* of \d bytes"):
-            td.tile.config_of(*wrong)
+    found = td.tile.config_of("tiled", "float64", 100)
+    assert (found.block, found.itemsize) == ((100, 100, 100), 8)
 
 
 @pytest.mark.parametrize("kernel", ON_GPUS)
 @pytest.mark.parametrize("name", ["T4", "L4", "A100-80GB", "H200", "B200"])
 def test_candidates_are_those_that_can_run(kernel, name):
     found = candidates(kernel, name)
-    assert len(set(found)) == len(found)
-    assert not any(refusal(config, name) for config in found)
     own = [c for c in configs[kernel] if c.itemsize == td.tile.config_of(kernel).itemsize]
-    assert all((config in found) != bool(refusal(config, name)) for config in own)
+    assert len(set(found)) == len(found)
+    assert {*found} & {*own} == {c for c in own if not refusal(c, name)}
+    assert not any(refusal(config, name) for config in found)
+    hopper = kernel == "wgmma_ws_persistent"  # 4 warps copy, and 4 multiply together
     for config in found:  # the warps of a block cover its tile
-        rows, columns = config.warp
-        warps = config.warps - 4 * (kernel == "wgmma_ws_persistent")  # that copy
-        groups = 4 if kernel == "wgmma_ws_persistent" else 1  # of warps that multiply together
-        assert warps // groups * rows * columns == config.block[0] * config.block[1]
+        groups = (config.warps - 4) // 4 if hopper else config.warps
+        assert groups * config.warp[0] * config.warp[1] == config.block[0] * config.block[1]
 
 
 # -- occupancy -----------------------------------------------------------------------------------
@@ -70,12 +66,10 @@ def test_candidates_are_those_that_can_run(kernel, name):
 def resident(config: Config, device: Device) -> int:
     """Blocks that fit, by adding one after the other until something runs out."""
     quarters = [device.registers // 4] * 4
-    per_warp = ceil(config.registers * 32 / 256) * 256
     shared, threads, blocks = device.shared_bytes, device.threads, 0
     while True:
         for _ in range(config.warps):
-            emptiest = max(range(4), key=quarters.__getitem__)
-            quarters[emptiest] -= per_warp
+            quarters[quarters.index(max(quarters))] -= ceil(config.registers * 32 / 256) * 256
         reserve = 0 if device.capability == "7.5" else 1024
         shared -= ceil((config.shared_bytes + reserve) / 128) * 128
         threads -= config.warps * 32
@@ -185,15 +179,12 @@ def test_the_levels_by_hand():
 def test_the_two_levels_are_independent():
     """The tile leaves the bytes between workers alone, the blocking a tile's intensity."""
     kernels = [c for found in configs.values() for c in found if c.itemsize == 2]
-    cluster = load_cluster("8xH200")
-    between, inside = set(), {c: set() for c in kernels}
-    for config in kernels:
-        for workers in ((1, 8), (2, 4), (8, 1)):
-            found = td.tile.levels_of(8192, 8192, 8192, config, cluster, workers=workers)
-            between.add((workers, found["between workers"].moved))
-            inside[config].add(tuple(level.intensity for level in found.levels[2:]))
-    assert len(between) == 3
-    assert [len(found) for found in inside.values()] == [1] * len(kernels)
+    between, inside = set(), set()
+    for config, workers in product(kernels, ((1, 8), (2, 4), (8, 1))):
+        found = td.tile.levels_of(*[8192] * 3, config, load_cluster("8xH200"), workers=workers)
+        between.add((workers, found["between workers"].moved))
+        inside.add((config, *(level.intensity for level in found.levels[2:])))
+    assert (len(between), len(inside)) == (3, len(kernels))
 
 
 def test_what_is_unknown_bounds_nothing():
@@ -205,16 +196,10 @@ def test_what_is_unknown_bounds_nothing():
 # -- bounds --------------------------------------------------------------------------------------
 
 A6000 = replace(
-    load_device("A10"),
-    name="RTX A6000",
-    multiprocessors=84,
-    memory_bandwidth=768e9,
-    clock=1.8e9,
-    peak_flops=(("fp32", 38.7e12),),
-    l2_bytes=6 * 2**20,
-)
+    load_device("A10"), multiprocessors=84, memory_bandwidth=768e9, clock=1.8e9,
+    peak_flops=(("fp32", 38.7e12),), l2_bytes=6 * 2**20,
+)  # fmt: skip
 """NVIDIA RTX A6000 datasheet: 10,752 cores, 38.7 TFLOPS, 768 GB/s."""
-
 MEASURED = [
     # siboehm.com/articles/22/CUDA-MMM, 4096 in fp32: shared memory, and warp tiling
     ("smem_tiled", A6000, 4096, "float32", 2.98),
@@ -231,10 +216,7 @@ def test_what_others_measured_is_below_the_bound_and_not_far(kernel, device, n, 
     assert 0.5 < teraflops * 1e12 / found.flops_per_second < 1
 
 
-@given(
-    mnk=st.tuples(*[st.integers(1, 5000)] * 3),
-    kernel=st.sampled_from(["smem_tiled", "sgemm_warptiled", "mma_multistage"]),
-)
+@given(mnk=st.tuples(*[st.integers(1, 5000)] * 3), kernel=st.sampled_from(ON_GPUS[:3]))
 @settings(max_examples=60, deadline=None)
 def test_a_bound_respects_peak_and_memory(mnk, kernel):
     (m, n, k), found = mnk, td.tile.predict(*mnk, kernel, "A100-40GB")
@@ -245,15 +227,60 @@ def test_a_bound_respects_peak_and_memory(mnk, kernel):
     assert found.seconds == max(found.times.values()) == found.times[found.binding]
 
 
+# -- tiles measured here -------------------------------------------------------------------------
+
+HERE = {"progress": False, "repeats": 3}
+
+
+def test_every_tile_is_measured_and_the_order_compared():
+    found = td.tile.tune("tiled", 128, 128, 128, "float32", [8, 16, 32, 64], **HERE)
+    assert {trial.tile for trial in found.trials} == {(t,) * 3 for t in (8, 16, 32, 64)}
+    measured = [trial.measured for trial in found.trials]
+    assert measured == sorted(measured)
+    assert measured[0] > 0
+    for trial in found.trials:
+        assert trial.predicted == td.tile.traffic(128, 128, 128, trial.tile, 4).total
+    assert "the bytes are predicted, not the time" in repr(found)
+    usual = {trial.tile for trial in td.tile.tune("tiled", 32, 32, 32, **HERE).trials}
+    assert td.tile.kernels["tiled"].tile in usual
+    assert len(usual) >= 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["smem_tiled", "mma_multistage", "wgmma_ws_persistent"])
+def test_tiles_are_measured_on_a_gpu(kernel):
+    info = td.tile.kernels[kernel]
+    if not info.available:
+        pytest.skip(f"{kernel} cannot run here: {info.why_not}")
+    assert td.tile.tune(kernel, 2048, 2048, 2048, info.dtypes[-1], **HERE).trials
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+def tuned(**other):
+    return td.tile.tune(**{"kernel": "tiled", "m": 8, "n": 8, "k": 8, "progress": False, **other})
+
+
 REFUSED = [
     (lambda: td.tile.levels_of(8, 8, 8, MINE, H200)["L1"], "no level 'L1'; there are DRAM"),
     (lambda: td.tile.levels_of(8, 8, 8, "tiled", H200), "runs on a CPU; td.tile.traffic"),
     (lambda: td.tile.levels_of(8, 8, 8, MINE, H200, workers=(9, 1)), "got .9, 1. for 8 x 8"),
     (lambda: td.tile.predict(8, 8, 8, "mma_multistage", "T4"), "8.0 or higher, and T4 has 7.5"),
     (lambda: td.tile.predict(8, 8, 8, "wgmma_ws_persistent", "B200"), "9.0 exactly"),
+    *(
+        (lambda of=of: td.tile.config_of(*of), r"is built for tiles of .* of \d bytes")
+        for of in (("mma_multistage", "float32"), ("smem_tiled", "float16"))
+    ),
     (lambda: td.tile.config_of("cublas"), "a library chooses its own"),
     (lambda: Config("mine", (8, 8, 4), (3, 8), 64, 2, "bf16"), "a warp of 8x8 always does"),
     (lambda: td.tile.occupancy(MINE, replace(H200, multiprocessors=0)), "'multiprocessors'"),
+    (lambda: tuned(kernel="blas"), "kernel 'blas' has no tile to choose; those that have: "),
+    (lambda: tuned(kernel="fast"), "there is no kernel 'fast'"),
+    (lambda: tuned(candidates=[]), "candidates is empty"),
+    (lambda: tuned(candidates=[0]), "tm must be a whole number of 1 or more, got 0"),
+    (lambda: tuned(m=0), "m must be a whole number of 1 or more, got 0"),
+    (lambda: tuned(repeats=0), "repeats must be a whole number of 1 or more, got 0"),
 ]
 
 

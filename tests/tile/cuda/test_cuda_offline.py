@@ -10,14 +10,13 @@ import re
 import shutil
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
 
 import pytest
-from oracles import compiler_said
+from oracles.compiler_said import compiled, machine_code, round_trips, text_bytes
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import nvrtc_reason
-from tiledask.tile.choice.config import config_of, configs, hopper, occupancy, refusal
+from tiledask.tile.choice.config import config_of, configs, hopper, occupancy
 from tiledask.tile.cuda import build
 from tiledask.tile.cuda.build import file_text
 
@@ -27,35 +26,36 @@ ALL = dict.fromkeys(("HAS_BETA", "HAS_BIAS", "HAS_GELU", "HAS_BEFORE"), 1)
 PLAIN = dict.fromkeys((*ALL, "PAIRS", "BIAS_BY_ROW"), 0)
 WGMMA = {"TYPE": "bf16", "OUT": "bf16", "TILE_N": 256, "STAGES": 3, "CLUSTER": 2, "STAGED": 1}
 WGMMA |= {"A_TURNED": 0, "B_TURNED": 1, **PLAIN}
-
-
-class Resources(NamedTuple):
-    """What ptxas says that one thread, and one block, of a kernel takes."""
-
-    registers: int  # Of a thread, at launch
-    spilled: int  # Bytes of a thread that did not fit and go through memory, and of local memory
-    shared: int  # Bytes of shared memory that the text itself declares; a launch may add to them
-    remarks: tuple  # An ignored setmaxnreg (C7508), a wgmma made to wait (C7510)...
+CODE_BYTES = 64 * 1024
+"""The most instructions that a kernel may have: what no cache holds is fetched for every tile."""
+ROUND_TRIPS = 8
+"""Times that a thread may stand still for what it reads of C and bias, a tile."""
+DEVICES = {"sm_80": "A100-40GB", "sm_90": "H100", "sm_90a": "H100"}
 
 
 def compile_it(name, arch, macros):
-    """(machine code, its Resources)."""
-    code, log = compiler_said.compiled(name, macros, arch)
+    """(machine code, registers of a thread at launch, bytes of shared memory that the text
+    declares): nothing is spilled, and no instruction of ours is ignored or made to wait."""
+    code, log = compiled(name, macros, arch)
 
     def number(unit):
         found = re.search(rf"(\d+) {unit}", log)
         return int(found[1]) if found else 0
 
-    spilled = sum(map(number, ("bytes spill stores", "bytes spill loads", "bytes stack frame")))
-    remarks = tuple(line.strip() for line in log.splitlines() if re.search(r"\(C\d+\)", line))
-    return code, Resources(number("registers"), spilled, number("bytes smem"), remarks)
+    for what in ("bytes spill stores", "bytes spill loads", "bytes stack frame"):
+        assert number(what) == 0, what
+    # C7508: setmaxnreg ignored; C7510, C7511, C7514: wgmma made to wait; C7519: a fence was missing
+    assert re.findall(r".*\(C\d+\).*", log) == []
+    assert text_bytes(code) < CODE_BYTES
+    return code, number("registers"), number("bytes smem")
 
 
-def machine_code(code, folder):
-    """[(name, operands)] of the machine instructions."""
-    if compiler_said.disassembler() is None:
-        pytest.skip("nvdisasm is not installed (pip install -e '.[test]' brings it on Linux)")
-    return compiler_said.disassembly(code, folder)
+def assert_as_configured(config, registers, arch):
+    """As many blocks fit a multiprocessor as with the registers that ``config`` has: a few more or
+    less change nothing else."""
+    exact, device = replace(config, registers=registers), DEVICES[arch]
+    assert abs(registers - config.registers) <= 32
+    assert occupancy(exact, device).blocks == occupancy(config, device).blocks
 
 
 def instructions(code, folder):
@@ -66,60 +66,32 @@ def starting(names, *prefixes):
     return [name for name in names if name.startswith(prefixes)]
 
 
-def as_configured(config, found, arch):
-    """Whether as many blocks fit a multiprocessor as with the registers that ``config`` has: a few
-    more or less change nothing else. On the least GPU that runs it; others may take fewer."""
-    if arch == "sm_90" and not config.capability.startswith("9"):
-        return True
-    device = {"sm_80": "A100-40GB", "sm_90": "H100"}[arch]
-    exact = replace(config, registers=found.registers)
-    near = abs(found.registers - config.registers) <= 32 and not refusal(config, device)
-    return near and occupancy(exact, device).blocks == occupancy(config, device).blocks
-
-
 # -- smem_tiled ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("tile", [each.block for each in configs["smem_tiled"]])
 def test_smem_tiled_compiles_within_its_budget(arch, tile):
-    extent = tile[0]
-    code, found = compile_it("smem_tiled", arch, {"TILE": extent, **PLAIN})
+    code, registers, shared = compile_it("smem_tiled", arch, {"TILE": tile[0], **PLAIN})
     assert code[:4] == b"\x7fELF"
     assert b"smem_tiled" in code
-    assert found.shared == 2 * extent * extent * 4  # one tile of A, one of B
-    assert found.spilled == 0
-    assert as_configured(config_of("smem_tiled", tile=tile), found, arch)
-    # a multiprocessor of sm_80 and sm_90 has 65,536 registers: room for two blocks of 32 x 32
-    # threads with 32 each, which is all the threads it takes, or for four of 16 x 16 with 64
-    assert found.registers <= {16: 64, 32: 32}[extent]
-
-
-@pytest.mark.parametrize("extent", [24, 64])
-def test_a_tile_the_kernel_cannot_hold_is_refused(extent):
-    with pytest.raises(KernelError, match="power of two of at most 32"):
-        build.compile_for("smem_tiled", {"TILE": extent}, "sm_90")
+    assert shared == 2 * tile[0] ** 2 * 4  # one tile of A, one of B
+    assert_as_configured(config_of("smem_tiled", tile=tile), registers, arch)
+    # a multiprocessor has 65,536 registers: room for two blocks of 32 x 32 threads with 32 each,
+    # which is all the threads it takes, or for four of 16 x 16 with 64
+    assert registers <= {16: 64, 32: 32}[tile[0]]
 
 
 # -- wgmma_ws_persistent -------------------------------------------------------------------------
 
 DIRECT = {"STAGED": 0, "STAGES": 4}
-CODE_BYTES = 64 * 1024
-"""The most instructions that a kernel may have: what no cache holds is fetched for every tile."""
-ROUND_TRIPS = 8
-"""Times that a thread may stand still for what it reads of C and bias, a tile."""
 
 
 def endings():
     """All that a launch can ask of the epilogue, and of the way out."""
     for beta, bias, gelu, before in product((0, 1), ("", "column", "row"), (0, 1), (0, 1)):
-        used = {
-            "HAS_BETA": beta,
-            "HAS_BIAS": int(bias != ""),
-            "HAS_GELU": gelu,
-            "HAS_BEFORE": before,
-            "BIAS_BY_ROW": int(bias == "row"),
-        }
+        used = {"HAS_BETA": beta, "HAS_GELU": gelu, "HAS_BEFORE": before}
+        used |= {"HAS_BIAS": int(bias != ""), "BIAS_BY_ROW": int(bias == "row")}
         if not beta and not before:
             yield {"PAIRS": 1, **used}  # staged
         for out, pairs in product(("half", "float"), (0, 1)):
@@ -146,18 +118,13 @@ def test_wgmma_compiles_without_spills_and_nothing_is_ignored(tmp_path, ending, 
     if macros["OUT"] != "float":
         macros["OUT"] = macros["TYPE"]
     macros["STAGES"] += macros["TILE_N"] == 128
-    code, found = compile_it("wgmma_ws_persistent", "sm_90a", macros)
-    assert found.spilled == 0
+    code, registers, _ = compile_it("wgmma_ws_persistent", "sm_90a", macros)
     # 384 threads share 65,536 registers until the producer gives some of its own away
-    assert found.registers == 168
-    assert as_configured(configs["wgmma_ws_persistent"][macros["TILE_N"] == 128], found, "sm_90")
-    # C7508: setmaxnreg ignored; C7510, C7511, C7514: wgmma made to wait; C7519: a fence was missing
-    assert found.remarks == ()
-    assert 4096 < compiler_said.text_bytes(code) < CODE_BYTES
+    assert registers == 168
+    config = configs["wgmma_ws_persistent"][macros["TILE_N"] == 128]
+    assert_as_configured(config, registers, "sm_90a")
     if macros["HAS_BETA"] or macros["HAS_BIAS"]:
-        read = machine_code(code, tmp_path)
-        assert starting([name for name, _ in read], "LDG")
-        assert 1 <= compiler_said.round_trips(read) <= ROUND_TRIPS
+        assert 1 <= round_trips(machine_code(code, tmp_path)) <= ROUND_TRIPS
 
 
 def test_wgmma_gives_registers_away_and_fits_into_a_multiprocessor():
@@ -174,8 +141,7 @@ def test_wgmma_gives_registers_away_and_fits_into_a_multiprocessor():
 
 
 def test_wgmma_uses_what_hopper_has(tmp_path):
-    code, _ = compile_it("wgmma_ws_persistent", "sm_90a", WGMMA)
-    names = instructions(code, tmp_path)
+    names = instructions(compile_it("wgmma_ws_persistent", "sm_90a", WGMMA)[0], tmp_path)
     assert set(starting(names, "HGMMA")) == {"HGMMA.64x256x16.F32.BF16"}
     # B for both blocks of a cluster, C, and waits at barriers
     assert all(starting(names, x) for x in ("UTMALDG.3D.MULTICAST", "UTMASTG.3D", "SYNCS.PHASECHK"))
@@ -184,11 +150,6 @@ def test_wgmma_uses_what_hopper_has(tmp_path):
     # between one stage's products and the next the whole GPU is not waited for
     products = [i for i, name in enumerate(names) if name.startswith("HGMMA")]
     assert not starting(names[products[0] : products[-1]], "MEMBAR", "BAR", "ERRBAR")
-
-
-def test_wgmma_is_for_sm_90a_alone():
-    with pytest.raises(KernelError, match=r"did not compile for sm_90 with TYPE=bf16"):
-        build.compile_for("wgmma_ws_persistent", WGMMA, "sm_90")
 
 
 # -- sgemm_warptiled and mma_multistage ------------------------------------------------------------
@@ -201,52 +162,44 @@ PANELS = {
     "bf16, small": ("mma_multistage", "bf16", "bf16", MMA[1]),
     "fp16 to float32": ("mma_multistage", "f16", "float", MMA[0]),
 }
+ENDINGS = [
+    *(({}, "plain"), (ALL, "everything")),
+    *(
+        (dict(zip(("A_TURNED", "B_TURNED"), lie, strict=True)), "")
+        for lie in ((1, 0), (1, 1), (0, 0))
+    ),
+]
 
 
-def panels(variant, **more):
+def panels(variant, arch, **more):
+    """(its configuration, what `compile_it` has of it)."""
     name, kind, out, tile = PANELS[variant]
-    config = config_of(name, "float32" if kind == "float" else "float16", tile)
-    stages, shared = config.stages, config.shared_bytes
+    config = config_of(name, {"bf16": "bfloat16", "f16": "float16"}.get(kind, "float32"), tile)
     macros = dict(zip(("TILE_M", "TILE_N", "TILE_K"), tile, strict=True))
-    macros |= {"TYPE": kind, "OUT": out, "STAGES": stages, "A_TURNED": 0, "B_TURNED": 1}
-    macros |= {**PLAIN, **more}
-    return name, macros, shared
+    macros |= {"TYPE": kind, "OUT": out, "STAGES": config.stages, "A_TURNED": 0, "B_TURNED": 1}
+    return config, compile_it(name, arch, macros | PLAIN | more)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("ending", ["plain", "everything"])
+@pytest.mark.few(6)
+@pytest.mark.parametrize(("more", "ending"), ENDINGS)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("variant", PANELS)
-def test_panels_compile_without_spills_and_two_blocks_fit(tmp_path, arch, variant, ending):
-    more = {key: int(ending == "everything") for key in ALL}
-    name, macros, shared = panels(variant, PAIRS=int(arch == "sm_90"), **more)
-    code, found = compile_it(name, arch, macros)
-    assert compiler_said.text_bytes(code) < CODE_BYTES
+def test_panels_compile_without_spills_and_two_blocks_fit(tmp_path, arch, variant, more, ending):
+    config, found = panels(variant, arch, **more, PAIRS=int(arch == "sm_90"))
+    code, registers, _ = found
     if ending == "everything":
-        assert 1 <= compiler_said.round_trips(machine_code(code, tmp_path)) <= ROUND_TRIPS
-    assert found.spilled == 0
-    assert found.remarks == ()
-    tile = PANELS[variant][3]
-    kind = {"bf16": "bfloat16", "f16": "float16", "float": "float32"}[macros["TYPE"]]
-    assert ending != "plain" or as_configured(config_of(name, kind, tile), found, arch)
+        assert 1 <= round_trips(machine_code(code, tmp_path)) <= ROUND_TRIPS
+    if ending == "plain" and arch == "sm_80":  # the least GPU that runs it; others may take fewer
+        assert_as_configured(config, registers, arch)
     # 65,536 registers for two blocks of 128 or 256 threads, 164 and 228 KB of shared memory with
     # 1 KB a block for the system
-    assert found.registers <= {"sgemm": 128}.get(variant, 255)
-    assert 2 * (shared + 1024) <= {"sm_80": 164, "sm_90": 228}[arch] * 1024
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("turned", [(1, 0), (1, 1), (0, 0)])
-@pytest.mark.parametrize("variant", ["sgemm", "bf16"])
-def test_panels_the_other_ways_do_not_spill_either(variant, turned):
-    name, macros, _ = panels(variant, A_TURNED=turned[0], B_TURNED=turned[1])
-    assert compile_it(name, "sm_80", macros)[1].spilled == 0
+    assert registers <= {"sgemm": 128}.get(variant, 255)
+    assert 2 * (config.shared_bytes + 1024) <= {"sm_80": 164, "sm_90": 228}[arch] * 1024
 
 
 def test_sgemm_multiplies_most_of_the_time(tmp_path):
     """In the longest stretch without a barrier or a jump: the step along k."""
-    name, macros, _ = panels("sgemm")
-    names = instructions(compile_it(name, "sm_90", macros)[0], tmp_path)
+    names = instructions(panels("sgemm", "sm_90")[1][0], tmp_path)
     stretches = re.split(r"\b(?:BRA|BAR|EXIT|DEPBAR)\S*", " ".join(names))
     step = max((s.split() for s in stretches), key=lambda s: len(starting(s, "FFMA")))
     assert len(starting(step, "FFMA")) > 0.85 * len(step)
@@ -256,21 +209,25 @@ def test_sgemm_multiplies_most_of_the_time(tmp_path):
 
 
 def test_mma_feeds_the_tensor_cores_from_shared_memory(tmp_path):
-    name, macros, _ = panels("bf16")
-    names = instructions(compile_it(name, "sm_80", macros)[0], tmp_path)
+    names = instructions(panels("bf16", "sm_80")[1][0], tmp_path)
     assert set(starting(names, "HMMA")) == {"HMMA.16816.F32.BF16"}
     # B lies row by row: turned
     assert all(starting(names, x) for x in ("LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS"))
     assert not starting(names, "LDL", "STL", "FFMA")
 
 
-# -- all of them -----------------------------------------------------------------------------------
+# -- what does not compile; where machine code is kept ---------------------------------------------
+
+REFUSED = [
+    *(("smem_tiled", {"TILE": n}, "sm_90", "power of two of at most 32") for n in (24, 64)),
+    ("wgmma_ws_persistent", WGMMA, "sm_90", r"did not compile for sm_90 with TYPE=bf16"),
+]
 
 
-@pytest.mark.parametrize("name", [k for k in configs if k != "tiled"])
-def test_kernels_hold_no_ptx_themselves(name):
-    text = file_text(f"{name}.cu")
-    assert "asm" not in re.sub(r"//.*", "", text)
+@pytest.mark.parametrize(("name", "macros", "arch", "words"), REFUSED)
+def test_what_a_gpu_cannot_hold_is_refused(name, macros, arch, words):
+    with pytest.raises(KernelError, match=words):
+        build.compile_for(name, macros, arch)
 
 
 @pytest.fixture
@@ -279,12 +236,9 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.delenv("TILEDASK_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     made = []
-
-    def compiled(*given):
-        made.append(given)
-        return b"\x7fELF right", ""
-
-    monkeypatch.setattr(build, "compile_for", compiled)
+    monkeypatch.setattr(
+        build, "compile_for", lambda *a: (made.append(a), (b"\x7fELF right", ""))[1]
+    )
     return made
 
 
@@ -294,9 +248,7 @@ def test_machine_code_is_kept_by_what_it_is_of_in_a_folder_closed_to_others(cach
     assert path.stat().st_mode & 0o077 == path.parent.stat().st_mode & 0o077 == 0
     assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == path
     assert len(cache) == 1
-    others = {
-        build._kept("smem_tiled", *of) for of in (({"TILE": 32}, "sm_80"), ({"TILE": 16}, "sm_90"))
-    }
+    others = {build._kept("smem_tiled", {"TILE": n}, f"sm_{a}") for n, a in ((32, 80), (16, 90))}
     monkeypatch.setattr(build, "source", lambda name: "another text")
     others.add(build._kept("smem_tiled", {"TILE": 16}, "sm_80"))
     assert len(others - {path}) == 3
