@@ -14,25 +14,13 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device, load_cluster, load_device
-from tiledask.tile.choice.bound import shared_from_memory, waves
-from tiledask.tile.choice.config import Config, candidates, configs, refusal
+from tiledask.tile.choice.config import Config, candidates, configs, hopper, hopper_tile, refusal
 from tiledask.tile.levels import traffic
 
 H200, A100 = load_device("H200"), load_device("A100-40GB")
 MINE = Config("mine", (128, 256, 64), (64, 256), 384, 2, "bf16", registers=168, stages=4)
 """The tile of research and teaching: no cluster, no raster groups, no padding."""
-SMALL = st.integers(1, 12)
 ON_GPUS = [kernel for kernel in configs if kernel != "tiled"]
-
-
-def one_by_one(slots: int, l2_bytes: int = 0) -> Device:
-    """A device that runs ``slots`` tiles at a time, one on each multiprocessor."""
-    nothing = dict.fromkeys(("registers", "shared_bytes", "threads", "block_shared_bytes"), 0)
-    return replace(H200, multiprocessors=slots, l2_bytes=l2_bytes, blocks=1, **nothing)
-
-
-def plain(tm, tn, tk=1, **more) -> Config:
-    return Config("mine", (tm, tn, tk), (tm, tn), 32, 1, "bf16", **more)
 
 
 # -- configurations ------------------------------------------------------------------------------
@@ -54,9 +42,9 @@ def test_candidates_are_those_that_can_run(kernel, name):
     assert len(set(found)) == len(found)
     assert {*found} & {*own} == {c for c in own if not refusal(c, name)}
     assert not any(refusal(config, name) for config in found)
-    hopper = kernel == "wgmma_ws_persistent"  # 4 warps copy, and 4 multiply together
+    copying = 4 if kernel == "wgmma_ws_persistent" else 0  # and of the others 4 multiply together
     for config in found:  # the warps of a block cover its tile
-        groups = (config.warps - 4) // 4 if hopper else config.warps
+        groups = (config.warps - copying) // max(1, copying)
         assert groups * config.warp[0] * config.warp[1] == config.block[0] * config.block[1]
 
 
@@ -87,7 +75,7 @@ def resident(config: Config, device: Device) -> int:
 @settings(max_examples=100)
 def test_occupancy_is_how_many_blocks_fit(name, threads, registers, kept):
     device = load_device(name)
-    config = replace(plain(1, 1, kept=kept), threads=threads, registers=registers)
+    config = Config("mine", (1, 1, 1), (1, 1), threads, 1, "bf16", registers=registers, kept=kept)
     found = td.tile.occupancy(config, device)
     assert found.blocks == resident(config, device)
     assert found.blocks in [allowed for what, allowed in found.limits if what in found.binding]
@@ -104,36 +92,30 @@ def test_occupancy_of_a_published_kernel():
     assert found.binding == "registers and threads"
 
 
-# -- DRAM ----------------------------------------------------------------------------------------
+# -- the tile that Hopper's kernel takes ---------------------------------------------------------
+
+SHAPES = [
+    *((1024, 1024, 2**e) for e in range(6, 17)),
+    *((3072, 3072, 8192), (2304, 2304, 8192), (4096,) * 3, (8192,) * 3, (128, 4096, 7168)),
+    *((300, 700, 4000), (1, 1, 2**20), (130, 10**5, 4096), (384, 2048, 4096)),
+    *((128 * rows, 2**17, 4096) for rows in (1, 2, 3, 4, 5, 7, 27, 28)),  # an odd row costs
+]
 
 
-@given(
-    mnk=st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9)),
-    tile=st.tuples(SMALL, SMALL, SMALL),
-    group=st.integers(1, 5),
-    slots=st.integers(1, 20),
-    l2=st.integers(0, 700),
-)
-@settings(max_examples=100)
-def test_what_shares_what_comes_from_memory(mnk, tile, group, slots, l2):
-    """All of C, a band of it, the tiles of the first wave, or one: as L2 has room for panels."""
-    (m, n, k), (tm, tn, tk) = mnk, tile
-    config, device = plain(*tile, group=group), one_by_one(slots, l2)
-    down, across = ceil(m / tm), ceil(n / tn)
-    assert waves(m, n, config, device) == (down, across, slots)
-    places = product(range(down), range(across))
-    order = sorted(places, key=lambda at: (at[0] // group, at[1], at[0]))[:slots]
-    rows, columns = ({at[axis] for at in order} for axis in (0, 1))
-    rows, columns = min(m, len(rows) * tm), min(n, len(columns) * tn)
-    band = max(rows, min(m, group * tm))
-    held = {
-        (m, n): (band + n) * k,
-        (band, n): (rows + columns) * k,
-        (rows, columns): (rows + columns) * min(tk, k) if l2 else 0,
-        (tm, tn): 0,
-    }
-    found = shared_from_memory(m, n, k, config, device)
-    assert found == next(each for each, room in held.items() if room <= l2)
+@pytest.mark.parametrize("multiprocessors", [132, 114, 7, 1])
+def test_the_tile_chosen_is_the_one_that_takes_least(multiprocessors):
+    def cycles(way):
+        """Of the busiest cluster, by dealing out tile after tile."""
+        columns, cluster = way.block[1], way.cluster
+        step, end = {256: (1024, 2000), 128: (600, 1000)}[columns]
+        tiles = len(range(0, m, 128 * cluster)) * len(range(0, n, columns))
+        busiest = len(range(0, tiles, max(1, multiprocessors // cluster)))
+        return busiest * (len(range(0, k, 64)) * step * (1.04 if cluster == 1 else 1) + end)
+
+    for m, n, k in SHAPES:
+        ways = [hopper(t, c) for t in (256, 128) for c in (1, 2)[: 1 + (m > 128)]]
+        least = min(map(cycles, ways))
+        assert cycles(hopper_tile(m, n, k, multiprocessors)) == least, (m, n, k)
 
 
 # -- four levels ---------------------------------------------------------------------------------
@@ -154,8 +136,10 @@ def test_published_bytes_of_8192_cubed_and_what_a_cluster_saves():
 def test_the_levels_by_hand():
     """2 x 2 workers, each with 4 tiles of 8 x 8 on a device of 2 multiprocessors."""
     config = Config("mine", (8, 8, 4), (4, 8), 64, 2, "bf16")
-    rates = {"memory_bandwidth": 1e9, "clock": 1e9, "l2_bytes_per_clock": 2}
-    device = replace(one_by_one(2), shared_bytes_per_clock=4, **rates)
+    nothing = ("l2_bytes", "registers", "shared_bytes", "threads", "block_shared_bytes")
+    rates = {"memory_bandwidth": 1e9, "clock": 1e9, "l2_bytes_per_clock": 2, "blocks": 1}
+    device = replace(H200, multiprocessors=2, shared_bytes_per_clock=4, **rates)
+    device = replace(device, **dict.fromkeys(nothing, 0))
     link = load_cluster("2xH200").within_node
     found = td.tile.levels_of(32, 32, 8, config, device, workers=(2, 2), link=link)
     assert (found.m, found.n, found.k) == (16, 16, 8)

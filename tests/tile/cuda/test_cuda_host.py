@@ -11,12 +11,16 @@ import re
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 from gpu.gemm_cases import GemmCase
 from twins.cuda_host import COPY, LDMATRIX, READ, WRITE, host_gpu, why_not
 
+from tiledask.errors import KernelError
+from tiledask.tile.backend import as_dtype
 from tiledask.tile.choice.config import configs, hopper
 from tiledask.tile.cuda import launch
+from tiledask.tile.cuda.operands import MatrixLayout, layout, padded
 from tiledask.tile.levels import traffic
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
@@ -146,18 +150,13 @@ EVERYTHING = replace(BASE, out_dtype="float32", alpha=0.7, **ALL)
 ODD = replace(BASE, m=300, n=296, k=420)  # a cluster has no rows for its second block
 BANDS = replace(BASE, m=2500, n=200, k=10)  # more rows of clusters than a band
 ODDLY = {"m": 500, "n": 300, "k": 420}
+AROUND = [(1, 1, 1), (1, 300, 70), (300, 1, 70), (128, 128, 64), (256, 128, 128)]
+AROUND += [(129, 129, 65), (127, 127, 63), (700, 300, 500)]
 CHOSEN = [
     *(replace(BASE, layouts="".join(x)) for x in product("CF", repeat=3)),
     replace(BASE, n=150),
     replace(BASE, m=203, layouts="CCF"),
-    replace(BASE, m=1, n=1, k=1),
-    replace(BASE, m=1, n=300, k=70),
-    replace(BASE, m=300, n=1, k=70),
-    replace(BASE, m=128, n=128, k=64),
-    replace(BASE, m=256, n=128, k=128),
-    replace(BASE, m=129, n=129, k=65),
-    replace(BASE, m=127, n=127, k=63),
-    replace(BASE, m=700, n=300, k=500),
+    *(replace(BASE, m=m, n=n, k=k) for m, n, k in AROUND),
     BANDS,
     replace(BASE, margin=1),
     replace(BASE, layouts="SSS"),
@@ -228,6 +227,32 @@ def test_a_variant_for_each_epilogue(tmp_path):
         used = [dict(key[1:]) for key in gpu.built]
     parts = [(m["HAS_BIAS"], m["HAS_BETA"], m["HAS_GELU"]) for m in used]
     assert parts == [(0, 0, 0), (1, 0, 0), (0, 1, 1)]
+
+
+# -- what a launch is made of ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_copy_holds_the_same_numbers_nan_too(dtype, step):
+    """Off its boundary or without neighbours; halves are copied as integers."""
+    numbers = (np.arange(1400).reshape(20, 70) % 97).astype(as_dtype(dtype))
+    numbers[3, 5] = np.nan
+    x = numbers[:, 1:61:step]
+    copied = padded(x)
+    assert layout(copied).boundary == 16
+    np.testing.assert_array_equal(copied.astype("f4"), x.astype("f4"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rows", "words"),
+    [(SGEMM, 2**31, "up to 2147483136 rows"), (SMEM, 2**21, "2097120 rows")],
+)
+def test_what_a_launch_cannot_count_is_refused(kernel, rows, words):
+    a, b = (MatrixLayout("float32", 4, many, 8, 8, 1, 16) for many in (rows, 8))
+    ending = tuple(dict.fromkeys(("PAIRS", "HAS_BETA"), 0).items())
+    with pytest.raises(KernelError, match=words):
+        launch._plan(kernel, a, b, a, (32, 32, 32), ending, 0)
 
 
 # -- planted faults ------------------------------------------------------------------------------

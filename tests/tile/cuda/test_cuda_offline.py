@@ -10,6 +10,7 @@ import re
 import shutil
 from dataclasses import replace
 from itertools import product
+from random import Random
 
 import pytest
 from oracles.compiler_said import compiled, machine_code, round_trips, text_bytes
@@ -84,40 +85,25 @@ def test_smem_tiled_compiles_within_its_budget(arch, tile):
 
 # -- wgmma_ws_persistent -------------------------------------------------------------------------
 
-DIRECT = {"STAGED": 0, "STAGES": 4}
+OPTIONS = {"TYPE": ("bf16", "f16"), "OUT": ("half", "float"), "TILE_N": (256, 128)}
+OPTIONS |= {"CLUSTER": (1, 2), **dict.fromkeys(("A_TURNED", "B_TURNED", *PLAIN), (0, 1))}
 
 
-def endings():
-    """All that a launch can ask of the epilogue, and of the way out."""
-    for beta, bias, gelu, before in product((0, 1), ("", "column", "row"), (0, 1), (0, 1)):
-        used = {"HAS_BETA": beta, "HAS_GELU": gelu, "HAS_BEFORE": before}
-        used |= {"HAS_BIAS": int(bias != ""), "BIAS_BY_ROW": int(bias == "row")}
-        if not beta and not before:
-            yield {"PAIRS": 1, **used}  # staged
-        for out, pairs in product(("half", "float"), (0, 1)):
-            yield {**DIRECT, "OUT": out, "PAIRS": pairs, **used}
+def drawn(number):
+    """What a launch may ask of the kernel: how C goes out is decided by the rest."""
+    draw = Random(number)
+    macros = {name: draw.choice(values) for name, values in OPTIONS.items()}
+    macros["BIAS_BY_ROW"] &= macros["HAS_BIAS"]
+    plain = not (macros["HAS_BETA"] or macros["HAS_BEFORE"])
+    macros["STAGED"] = int(plain and macros["PAIRS"] == 1 and macros["OUT"] == "half")
+    macros["STAGES"] = (3 if macros["STAGED"] else 4) + (macros["TILE_N"] == 128)
+    macros["OUT"] = macros["TYPE"] if macros["OUT"] == "half" else "float"
+    return macros
 
 
-WAYS = [
-    {"TYPE": kind, "TILE_N": columns, "CLUSTER": cluster, "A_TURNED": a, "B_TURNED": b}
-    for kind, columns, cluster, a, b in product(("bf16", "f16"), (256, 128), (1, 2), (0, 1), (0, 1))
-]
-PRODUCT = [
-    ({}, {}),  # as it is measured
-    *((ending, WAYS[7 * i % len(WAYS)] | {"TILE_N": 256}) for i, ending in enumerate(endings())),
-    *(({**DIRECT, **ALL, "PAIRS": pairs}, way) for pairs, way in product((0, 1), WAYS)),
-    ({}, {"TYPE": "f16", "TILE_N": 128, "CLUSTER": 1}),
-]
-"""Every ending with the wide tile, whose sums leave least room; every way to lie with all of it."""
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(("ending", "way"), PRODUCT)
-def test_wgmma_compiles_without_spills_and_nothing_is_ignored(tmp_path, ending, way):
-    macros = {**WGMMA, "OUT": "half", **ending, **way}
-    if macros["OUT"] != "float":
-        macros["OUT"] = macros["TYPE"]
-    macros["STAGES"] += macros["TILE_N"] == 128
+@pytest.mark.few(3)
+@pytest.mark.parametrize("macros", [WGMMA, *map(drawn, range(99))])
+def test_wgmma_compiles_without_spills_and_nothing_is_ignored(tmp_path, macros):
     code, registers, _ = compile_it("wgmma_ws_persistent", "sm_90a", macros)
     # 384 threads share 65,536 registers until the producer gives some of its own away
     assert registers == 168
