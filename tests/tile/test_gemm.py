@@ -79,22 +79,19 @@ def goes_in(x):
 def test_the_stride_of_an_extent_of_one_may_be_anything(idle, step):
     """A row or column whose other stride nobody follows, as an operand and as the result."""
 
-    def line(values, row):
+    def line(values, shape):
         cells = np.full(step // 8 * len(values), np.nan)
         cells[:: step // 8] = values
-        turn = 1 if row else -1
-        shape, strides = (1, len(values))[::turn], (idle, step)[::turn]
+        strides = (idle, step) if shape[0] == 1 else (step, idle)
         return np.lib.stride_tricks.as_strided(cells, shape, strides)
 
-    x, y, square = np.arange(1.0, 6), np.arange(2.0, 7), np.arange(25.0).reshape(5, 5)
-    for a, b in (
-        (line(x, True), line(y, False)),
-        (square, line(x, False)),
-        (line(x, True), square),
-    ):
-        c = line(np.ones(b.shape[1] if len(a) == 1 else len(a)), len(a) == 1)
-        expected = 2 * (np.array(a) @ np.array(b)) + np.array(c)
+    row, column = line(np.arange(1.0, 6), (1, 5)), line(np.arange(2.0, 7), (5, 1))
+    square = np.arange(25.0).reshape(5, 5)
+    for a, b in ((row, column), (square, column), (row, square)):
+        shape = len(a), b.shape[1]
+        c = line(np.ones(max(shape)), shape)
         assert all(goes_in(x) for x in (a, b, c)), "would be copied"
+        expected = 2 * (np.array(a) @ np.array(b)) + 1
         gemm(a, b, c, 2.0, 1.0)
         np.testing.assert_array_equal(c, expected)
 

@@ -19,8 +19,7 @@ import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.tile import backend, epilogue, numpy_kernels, product, table
 
-EXTENTS = st.integers(1, 9)
-SHAPES = st.tuples(EXTENTS, EXTENTS, EXTENTS)
+SHAPES = st.tuples(*[st.integers(1, 9)] * 3)
 ON_CPUS = ("loops", "tiled", "blas")
 TYPES = ("float16", "bfloat16", "float32", "float64")
 ENDINGS = st.fixed_dictionaries(
@@ -48,36 +47,26 @@ def case_of(shape, dtype, end, wide, **rest):
 # -- the kernels ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kernel", [*ON_CPUS, "cublas"])
-def test_every_ending_of_every_kernel_equals_float64(kernel, dtype):
-    """Inside out, and with NaN around all; cuBLAS is the host's BLAS."""
+def test_every_ending_of_every_kernel_equals_float64(kernel, dtype, pieces):
+    """Inside out, with NaN around all, and finished piece by piece; cuBLAS is the host's BLAS."""
 
-    @given(ending=ENDINGS, shape=SHAPES, tile=SHAPES)
+    @given(ending=ENDINGS, shape=st.tuples(*[st.integers(1, 20 if pieces else 9)] * 3), tile=SHAPES)
     @settings(max_examples=30)
     def run(ending, shape, tile):
         variant = Variant(kernel, tile if kernel == "tiled" else None, dtype)
         with pytest.MonkeyPatch.context() as patch:
+            if pieces:
+                patch.setattr(numpy_kernels, "half_tile", lambda out_itemsize: (4, 3, 5))
+                patch.setattr(numpy_kernels, "half_rows", lambda n: 4)
+                patch.setattr(epilogue, "PIECE_BYTES", {"numpy": 24, "cupy": 24})
             xp = device_twin.use(patch) if kernel == "cublas" else np
             found = check(variant.run, case_of(shape, dtype, **ending), xp)
         assert found.right, found
 
     run()
-
-
-@pytest.mark.parametrize(
-    ("kernel", "dtype"), [("blas", "float16"), ("blas", "float32"), ("cublas", "bfloat16")]
-)
-@given(ending=ENDINGS, shape=st.tuples(*[st.integers(1, 20)] * 3))
-@settings(max_examples=25)
-def test_what_is_large_is_finished_piece_by_piece(kernel, dtype, ending, shape):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numpy_kernels, "half_tile", lambda out_itemsize: (4, 3, 5))
-        patch.setattr(numpy_kernels, "half_rows", lambda n: 4)
-        patch.setattr(epilogue, "PIECE_BYTES", {"numpy": 24, "cupy": 24})
-        xp = device_twin.use(patch) if kernel == "cublas" else np
-        found = check(Variant(kernel, None, dtype).run, case_of(shape, dtype, **ending), xp)
-    assert found.right, found
 
 
 @given(shape=SHAPES, tile=SHAPES, beta=st.sampled_from([0, 1, -2]))

@@ -84,6 +84,12 @@ def around(k):
     ]
 
 
+ENDED = [
+    {"shape": (66, 65, 40), "layouts": "CCS", "beta": 1.0, "bias": True},
+    {"shape": (64 * 8 + 3, 130, 40)},  # a whole band of tiles and a ragged one
+    *({"shape": (66, 70, 40), "layouts": how, **end} for how in ("CCC", "FFF") for end in ENDINGS),
+    *({"shape": (66, 70, 40), "seed": seed} for seed in range(2, 8)),
+]
 # (kernel, layouts, margin, more); with a margin of 1 operands are copied to their boundaries
 VARIANTS = [
     *((kernel, how, 8, {}) for kernel in (SGEMM, MMA) for how in ("CCC", "FFC")),
@@ -91,33 +97,22 @@ VARIANTS = [
     (MMA, "FFC", 8, {"out_dtype": "float32"}),
     (MMA, "CFC", 8, {"dtype": "float16"}),
 ]
-
-
-@pytest.mark.few(6)
-@pytest.mark.parametrize("i", range(9))
-@pytest.mark.parametrize(("kernel", "layouts", "margin", "more"), VARIANTS)
-def test_panels_agree_with_float64(gpu, i, kernel, layouts, margin, more):
-    shape = around(16 if kernel == SGEMM else 32)[i]
-    for seed in (0, 1):
-        gpu.loads(panel(kernel, shape, layouts, margin, seed=seed, **more), kernel, TILES[kernel])
-
-
-ENDED = [
-    {"shape": (66, 65, 40), "layouts": "CCS", "beta": 1.0, "bias": True},
-    {"shape": (64 * 8 + 3, 130, 40)},  # a whole band of tiles and a ragged one
-    *({"shape": (66, 70, 40), "layouts": how, **end} for how in ("CCC", "FFF") for end in ENDINGS),
-    *({"shape": (66, 70, 40), "seed": seed} for seed in range(2, 8)),  # of the threads' order
-]
 LARGE_SHAPES = [(129, 127, 40), (1, 128, 16), (128, 130, 33)]
-ENDED_PANELS = [
+PANELS = [
+    *(
+        (kernel, panel(kernel, shape, layouts, margin, seed=seed, **more), TILES[kernel])
+        for kernel, layouts, margin, more in VARIANTS
+        for shape in around(16 if kernel == SGEMM else 32)
+        for seed in (0, 1)  # of numbers, and of the order of threads
+    ),
     *((kernel, panel(kernel, **how), TILES[kernel]) for kernel in (SGEMM, MMA) for how in ENDED),
     *((SGEMM, panel(SGEMM, s, how), LARGE) for s in LARGE_SHAPES for how in ("CCC", "FFC")),
 ]
 
 
-@pytest.mark.few(18)
-@pytest.mark.parametrize(("kernel", "case", "tile"), ENDED_PANELS, ids=str)
-def test_endings_bands_orders_and_the_large_tile(gpu, kernel, case, tile):
+@pytest.mark.few(32)
+@pytest.mark.parametrize(("kernel", "case", "tile"), PANELS, ids=str)
+def test_panels_agree_with_float64(gpu, kernel, case, tile):
     gpu.loads(case, kernel, tile)
 
 
