@@ -8,15 +8,13 @@ them on small NumPy arrays, so that none rots where there is no GPU.
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
 from datetime import datetime
 from importlib.metadata import distributions
 from pathlib import Path
 from platform import python_version
-from typing import Any
 
 import pytest
-from gpu.contest import release
+from gpu.devices import release
 
 import tiledask as td
 from tiledask.files import atomic_write
@@ -26,9 +24,8 @@ from tiledask.tile import probe
 collect_ignore = ["conftest.py"]
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / "build" / "gpu"
-ORDER = ("kernels", "speed", "product", "fit", "train")
+ORDER = ("kernels", "speed", "product", "fit", "train", "tests")
 """Of the files here, by what is learnt per minute; the other tests that need a GPU come last."""
-
 GOALS = {"bf16": 1.00, "fp32": 0.95, "two-level": 0.95, "host": 0.80}
 """What a run ends with: rows with ``goal=`` one of these, and how near they came to it: at 8192
 cubed beside cuBLAS, at 32768 cubed beside cupy.matmul, from host memory beside its bound."""
@@ -36,17 +33,17 @@ DECIDE = ("tiledask", "dask", "distributed", "numpy", "cupy-cuda13x", "dask-cuda
 """The packages whose versions decide the results."""
 
 
-def part_of(path: str) -> str:
+def part_of(path):
     """The part of the record that a test's rows belong to."""
     stem = Path(path.partition("::")[0]).stem
     return stem.removeprefix("test_gpu_") if f"gpu/{stem}.py" in path else "tests"
 
 
 @pytest.fixture
-def note(request: pytest.FixtureRequest, record_property: Any) -> Callable[..., None]:
+def note(request, record_property):
     """Note one measurement, right, wrong, timed, skipped or failed; a test may note several."""
 
-    def add(key: str, state: str, **measures: Any) -> None:
+    def add(key, state, **measures):
         row = {"part": part_of(request.node.nodeid), "key": key, "state": state, **measures}
         # numbers of NumPy's as Python's, which go from process to process
         record_property("row", json.loads(json.dumps(row, default=lambda x: x.item())))
@@ -55,33 +52,30 @@ def note(request: pytest.FixtureRequest, record_property: Any) -> Callable[..., 
 
 
 @pytest.fixture(autouse=True)
-def _usable(request: pytest.FixtureRequest) -> None:
+def _usable(request):
     if request.node.get_closest_marker("gpu") and not probe().usable:
         pytest.skip(f"no usable GPU: {probe().reason}")
 
 
 @pytest.fixture(scope="session")
-def on_workers(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+def on_workers(request):
     """Start GPU workers, unless the last test left as many."""
-    held: dict[Any, Any] = {}
+    held = {}
 
-    def close() -> None:
-        while held:
-            held.popitem()[1].close()
-
-    def start(arrays: str, workers: int, per_gpu: int | None = None) -> Any:
+    def start(arrays, workers, per_gpu=None):
         if arrays == "numpy":
             return request.getfixturevalue("cluster")
         release(arrays)
         if (workers, per_gpu) not in held:
-            close()
-            held[workers, per_gpu] = td.start_cluster(
-                workers=workers, device="cuda", per_gpu=per_gpu, quiet=True, timeout=120
-            )
+            while held:
+                held.popitem()[1].close()
+            how = {"device": "cuda", "per_gpu": per_gpu, "quiet": True, "timeout": 120}
+            held[workers, per_gpu] = td.start_cluster(workers=workers, **how)
         return held[workers, per_gpu]
 
     yield start
-    close()
+    for cluster in held.values():
+        cluster.close()
 
 
 # -- the record of a run with -m gpu ---------------------------------------------------------------
@@ -90,37 +84,37 @@ def on_workers(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
 class Recorder:
     """Writes the record anew after each test: whatever ends a run, it is there."""
 
-    def __init__(self, device: dict[str, Any], folder: Path) -> None:
+    def __init__(self, device, folder):
         git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
         commit = subprocess.run(git, cwd=HERE, capture_output=True, text=True).stdout.strip()
         name = re.sub(r"[^a-z0-9]+", "-", device["name"].lower()).strip("-")
-        self.path, self.rows = folder / f"{name}.json", list[dict[str, Any]]()
+        versions = {each.name: each.version for each in distributions() if each.name in DECIDE}
         folder.mkdir(parents=True, exist_ok=True)
-        self.facts: dict[str, Any] = {
+        self.path, self.rows = folder / f"{name}.json", []
+        self.facts = {
             "command": "make gpu",
             "date": datetime.now().astimezone().isoformat(timespec="seconds"),
             "device": {"kind": "GPU", **device},
-            "versions": {"Python": python_version()}
-            | {each.name: each.version for each in distributions() if each.name in DECIDE},
+            "versions": {"Python": python_version(), **versions},
             "code": {"commit": commit},
             "rows": self.rows,
         }
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report):
         if report.when != "call" and report.passed:
             return
-        noted: list[Any] = [value for name, value in report.user_properties if name == "row"]
-        states = {row["state"] for row in noted}
-        if not noted or (report.failed and not states & {"wrong", "failed"}):
+        noted = [value for name, value in report.user_properties if name == "row"]
+        explained = {row["state"] for row in noted} & {"wrong", "failed"}
+        if not noted or (report.failed and not explained):
             text = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
             why = "" if report.passed else str(text).strip().splitlines()[-1]
+            row = {"part": part_of(report.nodeid), "key": report.nodeid, "took": report.duration}
             state = "right" if report.passed else report.outcome
-            row = {"part": part_of(report.nodeid), "key": report.nodeid, "state": state}
-            noted.append(row | {"why": why, "took": report.duration})
+            noted.append({**row, "state": state, "why": why})
         self.rows += noted
         atomic_write(self.path, (json.dumps(self.facts, indent=1) + "\n").encode())
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter):
         for row in self.rows:
             if row.get("goal") in GOALS:
                 goal = f"{row['reached']:.3f} of {GOALS[row['goal']]:.2f}"
@@ -128,7 +122,7 @@ class Recorder:
         terminalreporter.write_line(f"all of it: {self.path}")
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
+def pytest_sessionstart(session):
     config = session.config
     if config.option.markexpr != "gpu" or hasattr(config, "workerinput"):
         return
@@ -140,19 +134,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             f"the whole story on this machine's cores.",
             returncode=1,
         )
-    first, versions = found["devices"][0], {"driver": found["driver"], "CUDA": found["cuda"]}
-    device = {"name": first["name"], "compute capability": first["compute_capability"]}
-    device |= {"memory": first["memory"], **versions, "CuPy": found["cupy"]}
-    device["GPUs"] = len(found["devices"])
+    device = found["devices"][0] | {"GPUs": len(found["devices"])}
+    device |= {name: found[name] for name in ("driver", "cuda", "cupy")}
     config.pluginmanager.register(Recorder(device, FOLDER), "gpu-record")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Iterator[None]:
+def pytest_collection_modifyitems(config, items):
     yield
-    if config.option.markexpr != "gpu":  # make test has an order of its own
-        return
-    place = {name: i for i, name in enumerate(ORDER)}
-    items.sort(key=lambda item: place.get(part_of(item.nodeid), len(ORDER)))
+    if config.option.markexpr == "gpu":  # make test has an order of its own
+        items.sort(key=lambda item: ORDER.index(part_of(item.nodeid)))

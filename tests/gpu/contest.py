@@ -10,24 +10,21 @@ A burst on a GPU        fill fill fill | begin | product 0 | product 1 | product
 """
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
+from gpu.devices import release
 
 from tiledask.errors import KernelError
 from tiledask.plan.units import format_bytes
-from tiledask.tile.backend import accumulator, as_dtype, namespace
+from tiledask.tile.backend import accumulator, as_dtype, namespace, synchronize
 from tiledask.tile.product import matmul
 from tiledask.tile.table import kernels
 
-__all__ = ["LIBRARY", "Gemm", "contest", "error_of", "reference", "release"]
-
 LIBRARY = {"cupy": "cuBLAS", "numpy": "numpy.matmul"}
 """What the other implementations are measured by."""
-LIMITS: dict[str, Callable[[int], float]] = {
+LIMITS = {
     "bf16": lambda k: 2.0**-8,
     "fp16": lambda k: 2.0**-11,
     "fp32": lambda k: 4 * 2.0**-24 * k**0.5,
@@ -39,8 +36,6 @@ float32 about the square root of k times 2^-24. TF32 in its place is a hundred t
 """
 BURST = 0.010
 """Seconds of products in a burst on a GPU, about."""
-Run = Callable[[int], object]
-"""Computes set number i into its place for C; on a GPU without waiting for it."""
 
 
 @dataclass(frozen=True)
@@ -54,30 +49,29 @@ class Gemm:
     orders: str = "CC"  # How A and B lie: "C" by rows, "F" by columns; the result lies by rows
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self):
         return as_dtype({"bf16": "bfloat16", "fp16": "float16"}.get(self.precision, "float32"))
 
     @property
-    def limit(self) -> float:
+    def limit(self):
         """The largest relative error of a right result."""
         return LIMITS[self.precision](self.k)
 
     @property
-    def flops(self) -> int:
+    def flops(self):
         return 2 * self.m * self.n * self.k
 
-    def __str__(self) -> str:
-        lies = {"C": "rows", "F": "columns"}
-        how = ", ".join(f"{x} by {lies[o]}" for x, o in zip("AB", self.orders, strict=True))
+    def __str__(self):
         cubed = self.m == self.n == self.k
         size = f"{self.m} cubed" if cubed else f"{self.m} x {self.n} x {self.k}"
-        return f"{self.precision} {size}" + (f", {how}" if self.orders != "CC" else "")
+        how = (f", {x} by columns" for x, o in zip("AB", self.orders, strict=True) if o == "F")
+        return f"{self.precision} {size}{''.join(how)}"
 
 
 # -- numbers and what is right ---------------------------------------------------------------------
 
 
-def operands(work: Gemm, arrays: str, seed: int) -> tuple[Any, Any, Any]:
+def operands(work, arrays, seed):
     """A and B of standard normal numbers, for zeros would be faster, and a place for C."""
     xp = namespace(arrays)
     rng, found = xp.random.default_rng(seed), []
@@ -85,10 +79,10 @@ def operands(work: Gemm, arrays: str, seed: int) -> tuple[Any, Any, Any]:
         wide = rng.standard_normal(shape[:: 1 if order == "C" else -1], accumulator(work.dtype))
         x = wide.astype(work.dtype, copy=False)
         found.append(x if order == "C" else x.T)
-    return found[0], found[1], xp.empty((work.m, work.n), work.dtype)
+    return *found, xp.empty((work.m, work.n), work.dtype)
 
 
-def reference(a: Any, b: Any, arrays: str, seed: int, stride: int = 128) -> tuple[Any, Any]:
+def reference(a, b, arrays, seed, stride=128):
     """(rows, their values) of a @ b from float64 copies: a random row out of each ``stride``, at
     most 128 of them."""
     xp, rng = namespace(arrays), np.random.default_rng(seed)
@@ -101,7 +95,7 @@ def reference(a: Any, b: Any, arrays: str, seed: int, stride: int = 128) -> tupl
     return rows, values
 
 
-def error_of(out: Any, right: tuple[Any, Any], arrays: str) -> float:
+def error_of(out, right, arrays):
     """||out - reference|| / ||reference|| over the rows of the reference; NaN if any element of
     ``out`` is no number, in whatever row: it was poisoned before."""
     xp, (rows, values) = namespace(arrays), right
@@ -113,19 +107,13 @@ def error_of(out: Any, right: tuple[Any, Any], arrays: str) -> float:
     return float(xp.linalg.norm(_rows(out, rows, xp) - values) / xp.linalg.norm(values))
 
 
-def _rows(x: Any, rows: Any, xp: Any) -> Any:
+def _rows(x, rows, xp):
     """Rows of ``x``; picked as integers, which every array library knows for halves too."""
     return _wide(x.view(f"u{x.itemsize}")[xp.asarray(rows)].view(x.dtype))
 
 
-def _wide(x: Any) -> Any:
+def _wide(x):
     return x.astype(accumulator(x.dtype), copy=False).astype(np.float64)
-
-
-def release(arrays: str) -> None:
-    """Give memory back that CuPy's pool holds unused."""
-    if arrays == "cupy":
-        namespace("cupy").get_default_memory_pool().free_all_blocks()
 
 
 # -- the clock -------------------------------------------------------------------------------------
@@ -138,14 +126,14 @@ class Clock:
     are done, a GPU cannot begin.
     """
 
-    def __init__(self, arrays: str) -> None:
-        self.cp: Any = namespace("cupy") if arrays == "cupy" else None
+    def __init__(self, arrays):
+        self.cp = namespace("cupy") if arrays == "cupy" else None
         if self.cp:
             self.memory = self.cp.empty(min(2**30, self._free() // 16), "u1")
             for _ in range(2):
                 self.fill_seconds = self.burst(lambda _: self.memory.fill(0), 1, 8)[0]
 
-    def sets_of(self, work: Gemm) -> int:
+    def sets_of(self, work):
         """How many sets of operands are taken in turn: together four times what L2 holds."""
         if not self.cp:
             return 2
@@ -157,9 +145,9 @@ class Clock:
         if 3 * sets * size > self._free():
             need, free = format_bytes(3 * sets * size), format_bytes(self._free())
             raise KernelError(f"{sets} sets of operands need {need}, {free} of this GPU are free")
-        return int(sets)
+        return sets
 
-    def plan(self, run: Run, sets: int) -> tuple[int, int]:
+    def plan(self, run, sets):
         """How ``run`` is to be timed, after some products that warmed up."""
         once, launch = self.burst(run, sets, sets, 1)
         if not self.cp:
@@ -171,40 +159,32 @@ class Clock:
         # twice as long as it takes to ask for all of them
         return products, min(256, 1 + round(2 * products * launch / self.fill_seconds + 0.5))
 
-    def burst(self, run: Run, sets: int, products: int, fills: int = 0) -> tuple[float, float]:
+    def burst(self, run, sets, products, fills=0):
         """Mean seconds of a product: until it is done, and until the call returns."""
-        begin = self.cp and self.cp.cuda.Event()
         if self.cp:
             for _ in range(fills):
                 self.memory.fill(0)
+            begin, end = self.cp.cuda.Event(), self.cp.cuda.Event()
             begin.record()
         begun = time.perf_counter()
         for i in range(products):
             run(i % sets)
         took = launch = (time.perf_counter() - begun) / products
         if self.cp:
-            end = self.cp.cuda.Event()
             end.record()
             end.synchronize()
             took = self.cp.cuda.get_elapsed_time(begin, end) / 1e3 / products
         return took, launch
 
-    def wait(self) -> None:
-        """Return once what was asked of the device is done; raise what broke it."""
-        if self.cp:
-            self.cp.cuda.get_current_stream().synchronize()
-
-    def _free(self) -> int:
+    def _free(self):
         free, _ = self.cp.cuda.runtime.memGetInfo()
-        return int(free + self.cp.get_default_memory_pool().free_bytes())
+        return free + self.cp.get_default_memory_pool().free_bytes()
 
 
 # -- the contest -----------------------------------------------------------------------------------
 
 
-def contest(
-    work: Gemm, names: Sequence[str], arrays: str, rounds: int = 15
-) -> list[dict[str, Any]]:
+def contest(work, names, arrays, rounds=15):
     """A row for the library and each of ``names``: its state, and its seconds if that is "timed".
 
     Other states: "skipped" (it cannot run here), "failed" and "wrong", with the reason as "why".
@@ -215,53 +195,46 @@ def contest(
     sets = [operands(work, arrays, seed) for seed in range(clock.sets_of(work))]
     right = [reference(a, b, arrays, seed) for seed, (a, b, _) in enumerate(sets)]
 
-    def product(name: str) -> Run:
+    def product(name):
         if name == library:  # float32 as long as CUPY_TF32 is not set
             return lambda i: xp.matmul(*sets[i][:2], out=sets[i][2])
         return lambda i: matmul(*sets[i][:2], name, out=sets[i][2])
 
-    rows, runs = [], dict[str, Run]()
-    for name in (library, *names):
-        run, state, why, error = product(name), "timed", "", float("nan")
+    def tried(name):
+        """(state, why, error: the largest of all sets)."""
         if name in kernels and kernels[name].why_not:
-            state, why = "skipped", kernels[name].why_not
-        else:
-            try:
-                error = _largest_error(run, sets, right, clock, arrays)
-            except Exception as failure:  # libraries and drivers raise all sorts of things
-                clock.wait()  # raises again where the device is of no use any more
-                state, why = "failed", f"{type(failure).__name__}: {failure}"[:300]
-            else:
-                if error <= work.limit:
-                    runs[name] = run
-                else:
-                    state, why = "wrong", f"a relative error of {error:.2g}"
-        row = {"work": str(work), "way": name, "kernel": name, **asdict(work), "state": state}
-        rows.append({**row, "why": why, "error": error, "error limit": work.limit})
+            return "skipped", kernels[name].why_not, None
+        errors = []
+        try:
+            for i, (*_, out) in enumerate(sets):
+                out.view(np.uint8)[...] = 0xFF  # a NaN, in every type of float
+                product(name)(i)
+                synchronize(out)
+                errors.append(error_of(out, right[i], arrays))
+        except Exception as failure:  # libraries and drivers raise all sorts of things
+            synchronize(sets[0][2])  # raises again where the device is of no use any more
+            return "failed", f"{type(failure).__name__}: {failure}"[:300], None
+        error = float(np.max(errors))  # NaN if one is
+        if error <= work.limit:
+            return "timed", "", error
+        return "wrong", f"a relative error of {error:.2g}", error
+
+    rows = {}
+    for name in (library, *names):
+        row = {"work": str(work), "way": name, "kernel": name, **asdict(work)}
+        rows[name] = row | dict(zip(("state", "why", "error"), tried(name), strict=True))
+        rows[name]["error limit"] = work.limit
+    runs = {name: product(name) for name, row in rows.items() if row["state"] == "timed"}
     plans = {name: clock.plan(run, len(sets)) for name, run in runs.items()}
-    bursts: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    rng = np.random.default_rng(0)
+    bursts, rng = {name: [] for name in runs}, np.random.default_rng(0)
     for _ in range(rounds):
         for name in rng.permutation(list(runs)).tolist():
             bursts[name].append(clock.burst(runs[name], len(sets), *plans[name]))
-    for row in rows:
-        if taken := bursts.get(row["way"]):
-            seconds, launch = map(list, zip(*taken, strict=True))
-            middle = median(seconds)
-            row |= {"rounds": rounds, "all seconds": seconds, "launch": median(launch)}
-            row |= {"seconds": middle, "TFLOP/s": work.flops / middle / 1e12}
-            if "seconds" in rows[0]:
-                row["ratio"] = rows[0]["seconds"] / middle
-    return rows
-
-
-def _largest_error(
-    run: Run, sets: Sequence[Any], right: Sequence[Any], clock: Clock, arrays: str
-) -> float:
-    errors = []
-    for i, (*_, out) in enumerate(sets):
-        out.view(np.uint8)[...] = 0xFF  # a NaN, in every type of float
-        run(i)
-        clock.wait()
-        errors.append(error_of(out, right[i], arrays))
-    return float(np.max(errors))  # NaN if one is
+    for name, taken in bursts.items():
+        seconds, launch = map(list, zip(*taken, strict=True))
+        middle = median(seconds)
+        rows[name] |= {"rounds": rounds, "all seconds": seconds, "launch": median(launch)}
+        rows[name] |= {"seconds": middle, "TFLOP/s": work.flops / middle / 1e12}
+        if library in bursts:
+            rows[name]["ratio"] = rows[library]["seconds"] / middle
+    return list(rows.values())

@@ -7,9 +7,8 @@ NaN NaN NaN NaN NaN NaN
 """
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,17 +19,10 @@ from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.product import matmul
 from tiledask.tile.table import lookup
 
-__all__ = ["OURS", "GemmCase", "ProductError", "Variant", "check", "variants"]
-
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 """Unit roundoff of what C is stored in."""
 LEAST = {"float16": 2.0**-25, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
 """What is lost of the smallest numbers: float16's lie 2^-24 apart, others may become 0."""
-
-Product = Callable[..., None]
-"""(a, b, out, epilogue): computes into ``out``."""
-Empty = Callable[[tuple[int, ...], Any], Any]
-"""(shape, dtype) -> an array of arbitrary contents, contiguous by rows."""
 
 
 @dataclass(frozen=True)
@@ -52,23 +44,13 @@ class GemmCase:
     before: bool = False  # Whether what enters the activation is stored too
     seed: int = 0
 
-    def __str__(self) -> str:
-        words = {
-            f"{self.m} x {self.n} x {self.k}": True,
-            self.layouts: self.layouts != "CCC",
-            f"margin {self.margin}": self.margin != 8,
-            f"into {self.out_dtype}": self.out_dtype,
-            f"alpha {self.alpha:g}": self.alpha != 1,
-            f"beta {self.beta:g}": self.beta != 0,
-            "bias": self.bias,
-            "GELU": self.gelu,
-            "kept before GELU": self.before,
-        }
-        return ", ".join(word for word, shown in words.items() if shown)
+    def __str__(self):
+        usual, (_, _, _, *rest, _) = vars(GemmCase(1, 1, 1)), vars(self).items()
+        told = [f"{name} {value}" for name, value in rest if value != usual[name]]
+        return ", ".join([f"{self.m} x {self.n} x {self.k}", *told])
 
 
-@dataclass(frozen=True)
-class ProductError:
+class ProductError(NamedTuple):
     """The element of a product that rounding explains least."""
 
     error: float  # |C - float64's|; infinite if it is no number
@@ -77,25 +59,24 @@ class ProductError:
     outside: int = 0  # Elements written around C, or around what entered the activation
 
     @property
-    def right(self) -> bool:
+    def right(self):
         return self.error <= self.limit and not self.outside
 
-    def __str__(self) -> str:
+    def __str__(self):
         place = ", ".join(map(str, self.where))
         text = f"C[{place}] is {self.error:.2g} from float64, rounding explains {self.limit:.2g}"
         return text + f"; {self.outside} elements outside of C were written" * bool(self.outside)
 
 
-def check(run: Product, case: GemmCase, xp: Any = np, empty: Empty | None = None) -> ProductError:
-    """Compare what ``run`` leaves with the same product in float64."""
+def check(run, case, xp=np, empty=None):
+    """Compare what ``run(a, b, out, epilogue)`` leaves with the same product in float64.
+
+    ``empty`` makes arrays of a shape and type, of arbitrary contents, contiguous by rows.
+    """
     empty, rng = empty or xp.empty, np.random.default_rng(case.seed)
     dtype, stored = as_dtype(case.dtype), as_dtype(case.out_dtype or case.dtype)
-    a, b, c = (
-        rng.standard_normal(shape).astype(kind)
-        for shape, kind in (
-            ((case.m, case.k), dtype), ((case.k, case.n), dtype), ((case.m, case.n), stored)
-        )
-    )  # fmt: skip
+    a, b, c = map(rng.standard_normal, ((case.m, case.k), (case.k, case.n), (case.m, case.n)))
+    a, b, c = a.astype(dtype), b.astype(dtype), c.astype(stored)
     bias, lent = None, None
     if case.bias:
         bias = rng.standard_normal(case.n).astype(dtype if case.bias_own else accumulator(dtype))
@@ -114,15 +95,14 @@ def check(run: Product, case: GemmCase, xp: Any = np, empty: Empty | None = None
     expected = _expected(case, a, b, c, bias)
     found = [_worst(out, *expected[case.gelu], stored.name)]
     found += [_worst(before, *expected[0], stored.name)] if case.before else []
-    worst = max(found, key=lambda each: each.error / each.limit)
     outside = 0
     for around, view in results:
         bits(view)[...] = _ones(view)
         outside += int((bits(around) != _ones(around)).sum())
-    return replace(worst, outside=outside)
+    return max(found, key=lambda each: each.error / each.limit)._replace(outside=outside)
 
 
-def _expected(case: GemmCase, a: Any, b: Any, c: Any, bias: Any) -> list[tuple[Any, Any]]:
+def _expected(case, a, b, c, bias):
     """(float64's, what rounding explains) of what enters the activation, and of what leaves it.
 
     Each of k products and sums is rounded once (Higham, Accuracy and Stability of Numerical
@@ -135,13 +115,12 @@ def _expected(case: GemmCase, a: Any, b: Any, c: Any, bias: Any) -> list[tuple[A
         exact, scale = exact + term, scale + abs(term)
     unit = EPS["float64" if case.dtype == "float64" else "float32"]
     explained = 2 * (case.k + 8) * unit * scale  # two: what it is compared with errs too
-    inner = np.sqrt(2 / np.pi) * (exact + 0.044715 * exact**3)
-    bent = 0.5 * exact * (1 + np.tanh(inner))
+    bent = 0.5 * exact * (1 + np.tanh(np.sqrt(2 / np.pi) * (exact + 0.044715 * exact**3)))
     # its slope is below 1.13; tanhf
     return [(exact, explained), (bent, 1.2 * explained + 16 * unit * (1 + abs(bent)))]
 
 
-def _embedded(values: Any, layout: str, margin: int, xp: Any, empty: Empty) -> tuple[Any, Any]:
+def _embedded(values, layout, margin, xp, empty):
     """(an array of NaN, the view in its middle that holds ``values``)."""
     if layout == "F":
         around, view = _embedded(values.T, "C", margin, xp, empty)
@@ -156,13 +135,12 @@ def _embedded(values: Any, layout: str, margin: int, xp: Any, empty: Empty) -> t
     return around, view
 
 
-def _ones(x: Any) -> Any:
+def _ones(x):
     """All bits set are a NaN, in every type of float."""
-    whole = np.dtype(f"u{x.itemsize}")
-    return whole.type(np.iinfo(whole).max)
+    return np.iinfo(f"u{x.itemsize}").max
 
 
-def _worst(got: Any, exact: Any, explained: Any, stored: str) -> ProductError:
+def _worst(got, exact, explained, stored):
     explained = explained + EPS[stored] * abs(exact) + LEAST[stored]
     off = abs(to_numpy(got).astype("f8") - exact)
     off[np.isnan(off)] = np.inf
@@ -177,7 +155,6 @@ OURS = {
     "numpy": ("tiled", "blas"),
 }
 """The kernels that are tried on either kind of arrays, the most important first."""
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -185,35 +162,37 @@ class Variant:
     """A kernel with a tile, for one type."""
 
     kernel: str
-    tile: Any  # None for a kernel without one
+    tile: tuple[int, ...] | None  # None for a kernel without one
     dtype: str
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.kernel}{f' {self.tile}' if self.tile else ''}, {self.precision}"
 
     @property
-    def precision(self) -> str:
-        return _SHORT.get(self.dtype, self.dtype)
+    def precision(self):
+        known = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+        return known.get(self.dtype, self.dtype)
 
-    def case(self, *sizes: int, **how: Any) -> GemmCase:
+    def case(self, *sizes, **how):
         """A product of this type, on numbers that differ from size to size."""
-        m, n, k = sizes
-        how |= {"seed": zlib.crc32(repr((sizes, how)).encode())}
-        return GemmCase(m, n, k, **how, dtype=self.dtype)
+        seed = zlib.crc32(repr((sizes, how)).encode())
+        return GemmCase(*sizes, **how, seed=seed, dtype=self.dtype)
 
-    def run(self, a: Any, b: Any, out: Any, epilogue: Epilogue) -> None:
+    def run(self, a, b, out, epilogue):
         """The product by this kernel."""
         matmul(a, b, self.kernel, self.tile, out, **vars(epilogue))
 
 
-def variants(arrays: str = "cupy") -> list[Variant]:
-    """Every kernel of OURS, with every tile and type that it is built for; default tiles first."""
+def variants(arrays):
+    """(every kernel of OURS with every tile and type that it is built for, default tiles first;
+    those of default tiles, the least important first)."""
     found = [
         Variant(name, tile, dtype)
-        for name, kernel in ((name, lookup(name)) for name in OURS[arrays])
-        for dtype in kernel.dtypes
-        for tile in kernel.tiles or (kernel.tile and (32, 32, 32),)
+        for name in OURS[arrays]
+        for dtype in lookup(name).dtypes
+        for tile in lookup(name).tiles or (lookup(name).tile and (32, 32, 32),)
         if dtype != "float64"
     ]
-    firsts = {(v.kernel, v.dtype): v for v in reversed(found)}
-    return sorted(found, key=lambda v: (v.dtype == "float16", firsts[v.kernel, v.dtype] != v))
+    usual = {(v.kernel, v.dtype): v for v in reversed(found)}.values()
+    every = sorted(found, key=lambda v: (v.dtype == "float16", v not in usual))
+    return every, sorted(usual, key=lambda v: -OURS[arrays].index(v.kernel))

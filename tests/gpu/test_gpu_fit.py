@@ -16,11 +16,7 @@ from gpu.devices import LESS, memory_of, on
 
 import tiledask as td
 from tiledask.distributed.cluster.counters import counting
-from tiledask.distributed.memory.claims import run_claim
 from tiledask.plan.data import names
-from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.load import load_model
-from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 
 pytestmark = pytest.mark.cluster
@@ -31,48 +27,42 @@ SHARE = 0.6
 DRAWN = 24 * 10**9
 """Bytes of states, at most: their numbers are drawn on the host."""
 BYTES = sum(state_bytes(1, load_recipe(RECIPE), 0, 1).values())
-SMALL = Model(hidden=64, layers=4, heads=4, ffn=256, vocab=640, learned_pos=1024, name="small gpt2")
+SMALL = td.Model(64, layers=4, heads=4, ffn=256, vocab=640, learned_pos=1024, name="small gpt2")
 LAYOUTS = {
-    "": Layout(microbatches=2),
-    ", recomputed": Layout(microbatches=2, recompute="full"),
-    ", 2 stages": Layout(pp=2, microbatches=4),
+    "": td.Layout(microbatches=2),
+    ", recomputed": td.Layout(microbatches=2, recompute="full"),
+    ", 2 stages": td.Layout(pp=2, microbatches=4),
 }
 STATES = [("states", 10, 0), ("states", 1, 0), ("refused", 10, 0)]
 STEPS = [(how, 1, which) for which in (0, 1) for how in LAYOUTS]
 
 
-def decoder(which, memory, sequence):
+def a_step(layout, which, memory, sequence):
     """The largest GPT-2 of which a step fits ``memory``; for 1 the next of an eighth of it.
 
     Without dropout, as `run_claim` executes them.
     """
-    names = ("gpt2-xl", "gpt2-large", "gpt2-medium", "gpt2")
-    known = [*(replace(load_model(name), dropout=False) for name in names), SMALL]
-    fitting = [model for model in known if peak(model, LAYOUTS[""], sequence) <= SHARE * memory]
-    if which and fitting:
-        fitting = [m for m in fitting[1:] if m.parameters <= fitting[0].parameters / 8]
-    return fitting[0] if fitting else pytest.skip("the device is too small for it")
+
+    def fits(model, layout):
+        peak = td.estimate_memory(model, layout, RECIPE, sequence).peak
+        return layout.pp * peak <= SHARE * memory
+
+    shipped = map(td.load_model, ("gpt2-xl", "gpt2-large", "gpt2-medium", "gpt2"))
+    known = [*(replace(each, dropout=False) for each in shipped), SMALL]
+    fitting = [model for model in known if fits(model, LAYOUTS[""])]
+    if which:
+        fitting = [m for m in fitting if 8 * m.parameters <= fitting[0].parameters]
+    if not fitting or not fits(fitting[0], layout):
+        pytest.skip("the device is too small for it")
+    return fitting[0]
 
 
-def peak(model, layout, sequence):
-    return td.estimate_memory(model, layout, RECIPE, sequence).peak
-
-
-def claimed(what, scale, which, memory, sequence):
-    """(key, model or parameters, layout, capacity at 1:1) of a claim on a device of ``memory``."""
-    if what in LAYOUTS:
-        layout, model = LAYOUTS[what], decoder(which, memory, sequence)
-        if layout.pp * peak(model, layout, sequence) > SHARE * memory:
-            pytest.skip("the device is too small for it")
-        return f"a step of {model.name}{what}", model, layout, memory // layout.pp
-    most = int(min(SHARE * memory, DRAWN) * scale)
-    sizes = {name: load_model(name).parameters for name in names("models")}
-    fitting = {name: n for name, n in sizes.items() if n * BYTES <= most}
-    name = max(fitting, key=fitting.__getitem__)
-    key, half = f"states of {name} at 1:{scale}", sizes[name] * BYTES // 2
-    if what == "refused":
-        return f"{key}, refused", sizes[name], Layout(), half
-    return key, sizes[name], Layout(), memory * scale
+def states(scale, memory):
+    """(name, parameters) of the largest shipped model whose states may be held."""
+    most = min(SHARE * memory, DRAWN) * scale / BYTES
+    sizes = {name: td.load_model(name).parameters for name in names("models")}
+    name = max((each for each in sizes if sizes[each] <= most), key=sizes.__getitem__)
+    return name, sizes[name]
 
 
 @pytest.mark.parametrize(
@@ -81,13 +71,19 @@ def claimed(what, scale, which, memory, sequence):
 )
 def test_claims(note, on_workers, arrays, what, scale, which):
     memory = memory_of(arrays) if arrays == "cupy" else 3 * 10**8
-    sequence = max(64, 1024 // LESS[arrays])
-    key, model, layout, capacity = claimed(what, scale, which, memory, sequence)
+    sequence, layout = max(64, 1024 // LESS[arrays]), LAYOUTS.get(what, td.Layout())
+    if what in LAYOUTS:
+        model, capacity = a_step(layout, which, memory, sequence), memory // layout.pp
+        key, name = f"a step of {model.name}{what}", model.name
+    else:
+        key, model = states(scale, memory)
+        capacity = model * BYTES // 2 if what == "refused" else memory * scale
+        key = f"states of {key} at 1:{scale}{', refused' * (what == 'refused')}"
+        name = f"{model:,} parameters"
     cluster = on_workers(arrays, layout.pp, layout.pp)
     how = {"recipe": RECIPE, "sequence": sequence, "scale": scale, "timeout": 120.0}
     with counting(cluster, 120.0) as counted:
-        ran = run_claim(model, layout, capacity, cluster, **how)
-    name = model.name if isinstance(model, Model) else f"{model:,} parameters"
+        ran = td.run_claim(model, layout, capacity, cluster, **how)
     predicted, measured = ran.predicted, ran.measured
     note(
         key,
