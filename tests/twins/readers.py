@@ -4,45 +4,54 @@ READERS["config.json"]() -> ([text, ...], read)      read(path, text)
 """
 
 import contextlib
+import gzip
 import io
 import json
 import random
 import shlex
 import zlib
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import tiledask as td
+from tiledask import cli, errors
 from tiledask.errors import ConfigError
+from tiledask.lab.tasks import idle_level, load_puzzle, puzzle_names
 from tiledask.plan.data import data_file
+from tiledask.plan.program.program import Program
+from tiledask.plan.units import parse_bytes
 
-Read = Callable[[Path, Any], object]
 
-
-def _shipped(folder: str, *names: str) -> list[str]:
+def shipped(folder, *names):
     return [data_file(folder, f"{name}.json").read_text("utf-8") for name in names]
 
 
-def _in_file(read: Callable[[Path], object], suffix: str = "") -> Read:
+def shown(*values):
+    for value in values:
+        repr(value)
+        getattr(value, "_repr_html_", str)()
+
+
+def in_file(read, suffix=""):
     """``read`` of a file that has the input as its content."""
 
-    def of(path: Path, given: str | bytes) -> object:
+    def of(path, given):
         path = path.with_suffix(suffix)
-        data = given.encode("utf-8", "surrogatepass") if isinstance(given, str) else given
-        path.write_bytes(data)
+        path.write_bytes(
+            given if isinstance(given, bytes) else given.encode(errors="surrogatepass")
+        )
         return read(path)
 
     return of
 
 
-def _in_one_of(files: list[Path], read: Callable[[], object]) -> tuple[list[bytes], Read]:
+def in_one_of(files, read):
     """A seed for each of ``files``, its number and its bytes; ``read`` of them with one changed."""
     held = [file.read_bytes() for file in files]
 
-    def of(path: Path, given: bytes) -> object:
+    def of(path, given):
         which, _, data = given.partition(b"\n")
         changed = int(which) % len(files) if which.isdigit() and len(which) < 9 else 0
         for n, (file, whole) in enumerate(zip(files, held, strict=True)):
@@ -52,225 +61,182 @@ def _in_one_of(files: list[Path], read: Callable[[], object]) -> tuple[list[byte
     return [b"%d\n" % n + data for n, data in enumerate(held)], of
 
 
-def _shown(*values: Any) -> None:
-    for value in values:
-        repr(value)
-        getattr(value, "_repr_html_", str)()
+def written(write):
+    """The bytes that ``write(file)`` writes."""
+    write(file := io.BytesIO())
+    return file.getvalue()
 
 
-def _config():
-    def read(path: Path) -> None:
+# -- models, clusters, puzzles ---------------------------------------------------------------------
+
+
+def config():
+    def read(path):
         model = td.load_model(path)
-        _shown(model, td.fits(model, td.Layout(dp=2), "2xA100-40GB", sequence=128))
+        shown(model, td.fits(model, td.Layout(dp=2), "2xA100-40GB", sequence=32))
 
-    configs = [
-        {
-            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
-            "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "vocab_size": 100, "tie_word_embeddings": False,
-            "max_position_embeddings": 128, "attention_bias": False, "mlp_bias": False,
-        },
-        {
-            "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2,
-            "n_head": 4, "n_positions": 128, "vocab_size": 100, "n_ctx": 128,
-        },
-        {
-            "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 64,
-            "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "vocab_size": 100, "num_local_experts": 4,
-            "num_experts_per_tok": 2, "tie_word_embeddings": False,
-        },
-    ]  # fmt: skip
-    own = _shipped("models", "gpt2", "llama-2-7b", "deepseek-v3", "gpt-200b")
-    return [*map(json.dumps, configs), *own], _in_file(read)
+    counted = Path(__file__).parents[1] / "oracles" / "transformers_counts.json.gz"
+    known = json.loads(gzip.decompress(counted.read_bytes()))
+    small = [json.dumps(known[name]["config"]) for name in ("llama", "gpt2", "mixtral")]
+    return small + shipped("models", "gpt2", "llama-2-7b", "deepseek-v3", "gpt-200b"), in_file(read)
 
 
-def _cluster():
+def cluster():
     link = {"name": "NVLink", "bytes_per_second": 300e9, "latency": 1e-5, "share": 0.8}
     named = {"devices": 16, "device": "A100-40GB", "devices_per_node": 8, "within_node": link}
-    own = {"devices": 4, "device": json.loads(_shipped("hardware", "t4")[0])}
-    read = _in_file(lambda path: _shown(td.load_cluster(path)), ".json")
+    own = {"devices": 4, "device": json.loads(shipped("hardware", "t4")[0])}
+    read = in_file(lambda path: shown(td.load_cluster(path)), ".json")
     return [json.dumps(named), json.dumps(own)], read
 
 
-def _puzzle():
-    from tiledask.lab.tasks import load_puzzle, puzzle_names
-
-    def read(path: Path) -> None:
-        puzzle = load_puzzle(path)
-        _shown(puzzle)
+def puzzle():
+    def read(path):
+        shown(puzzle := load_puzzle(path))
         puzzle.result("6,6,6,6")
 
-    return _shipped("puzzles", *puzzle_names()), _in_file(read)
+    return shipped("puzzles", *puzzle_names()), in_file(read)
 
 
-def _answers():
-    from tiledask.lab.tasks import idle_level, load_puzzle, puzzle_names
-
+def answers():
     tasks = [load_puzzle(name) for name in puzzle_names()] + [idle_level(n) for n in range(1, 13)]
     forms = ["6,6,6,6", "1-6 | 7-12 | 13-18 | 19-24", "0F0,0F1,0B0,0B1; 1F0,1B0,1F1,1B1", "42", "x"]
     forms += ['{"partition": [6, 6, 6, 6], "schedule": "1f1b"}', "1f1b 4 8", "33.0 s, 27 %"]
 
-    def read(path: Path, given: str) -> None:
+    def read(path, given):
         for task in random.Random(given).sample(tasks, 6):
-            _shown(task.result(given))
+            shown(task.result(given))
         with contextlib.suppress(json.JSONDecodeError, RecursionError, ValueError):
-            _shown(random.Random(given).choice(tasks).result(json.loads(given)))
+            shown(random.Random(given).choice(tasks).result(json.loads(given)))
 
     return forms, read
 
 
-def _chrome():
-    spans = [
-        {"name": name, "ph": "X", "ts": 10 * at, "dur": 8, "pid": int(name[0]), "tid": 0}
-        for at, names in enumerate(("0F0", "0F1 1F0", "1F1", "1B0", "1B1 0B0", "0B1"))
+def exported(framework):
+    """A configuration of a framework, as we write it of a dense model and of a mixture."""
+    dense = td.Layout(
+        dp=2, tp=2, pp=2, microbatches=4, zero=3, interleave=2, partition=(0, 7, 16, 24, 32)
+    )
+    mixed = td.Layout(dp=4, ep=2, microbatches=2, zero=1, recompute="full")
+    layouts = {"llama-3.1-8b": dense, "deepseek-v2-lite": mixed}
+
+    def read(path, given):
+        model = "gpt2" if framework == "deepspeed" else None  # the others say it
+        shown(td.import_config(framework, given, model=model, devices=8))
+
+    return [td.export_config(m, layout, framework).text for m, layout in layouts.items()], read
+
+
+# -- traces, schedules, programs -------------------------------------------------------------------
+
+
+def chrome():
+    def spans(name, *times, ph="X", pid=0, **more):
+        return [{"name": name, "ph": ph, "ts": at, "pid": pid, "tid": 0, **more} for at in times]
+
+    rows = enumerate(("0F0", "0F1 1F0", "1F1", "1B0", "1B1 0B0", "0B1"))
+    done = [
+        each
+        for at, names in rows
         for name in names.split()
+        for each in spans(name, 10 * at, pid=int(name[0]), dur=8)
     ]
-    named = [
-        {"name": "process_name", "ph": "M", "pid": n, "tid": 0, "args": {"name": f"GPU {n}"}}
-        for n in range(2)
-    ]
-    begun = [
-        {"name": "F", "ph": ph, "ts": ts, "pid": 0, "tid": 0} for ph, ts in (("B", 1), ("E", 5))
-    ]
-    marks = [
-        {"name": f"ProfilerStep#{n}", "ph": "X", "ts": n * 70, "dur": 69, "pid": 0, "tid": 0}
-        for n in range(2)
-    ]
-    seeds = [
-        {"traceEvents": named + spans},
-        spans + begun,
-        {"traceEvents": spans, "unit": "ms"},
-        spans + marks,
-    ]
-    return [json.dumps(seed) for seed in seeds], _trace(".json")
+    named = spans("process_name", 0, ph="M", args={"name": "GPU 0"})
+    begun = spans("F", 1, ph="B") + spans("F", 5, ph="E")
+    marks = [each for n in range(2) for each in spans(f"ProfilerStep#{n}", 70 * n, dur=69)]
+    seeds = [{"traceEvents": named + done}, done + begun, {"traceEvents": done, "unit": "ms"}]
+    return [json.dumps(seed) for seed in (*seeds, done + marks)], in_file(trace, ".json")
 
 
-def _csv():
-    return [
-        "device,start,end,kind,stage,microbatch\n0,0.0,1.0,F,0,0\n1,1.0,2.0,F,1,0\n1,2,4,B,1,0\n0,4,6,B,0,0\n",
-    ], _trace(".csv")
+def csv():
+    rows = "0,0.0,1.0,F,0,0\n1,1.0,2.0,F,1,0\n1,2,4,B,1,0\n0,4,6,B,0,0\n"
+    return [f"device,start,end,kind,stage,microbatch\n{rows}"], in_file(trace, ".csv")
 
 
-def _trace(suffix: str) -> Read:
-    def read(path: Path) -> None:
-        with contextlib.suppress(ConfigError):  # some are no step
-            _shown(td.calibrate(path, "gpt2", td.Layout(), "1xH100"))
-        _shown(td.diagnose(path))
-
-    return _in_file(read, suffix)
+def trace(path):
+    with contextlib.suppress(ConfigError):  # some are no step
+        shown(td.calibrate(path, "gpt2", td.Layout(), "1xH100"))
+    shown(td.diagnose(path))
 
 
-def _schedule():
-    seeds = [
-        td.schedule("1f1b", 3, 4).to_text(),
-        td.schedule("dualpipev", 4, 6).to_text(),
-        "@0,1; @1,0; 0F0,1F1,1B1,0B0; 0F1,1F0,1B0,0B1",
-    ]
-
-    def read(path: Path, given: str) -> None:
-        schedule = td.Schedule.from_text(given)
-        _shown(schedule)
+def schedule():
+    def read(path, given):
+        shown(schedule := td.Schedule.from_text(given))
         td.validate(schedule)
-        _shown(td.simulate(schedule))
+        shown(td.simulate(schedule))
 
-    return seeds, read
+    made = [td.schedule("1f1b", 3, 4), td.schedule("dualpipev", 4, 6)]
+    placed = "@0,1; @1,0; 0F0,1F1,1B1,0B0; 0F1,1F0,1B0,0B1"
+    return [*(each.to_text() for each in made), placed], read
 
 
-def _program():
-    from tiledask.plan.program.program import Program
-
-    seeds = [
-        td.program(td.schedule("1f1b", 2, 2), block_bytes=16).to_text(),
-        td.program(td.schedule("zb-h1", 3, 3), block_bytes=16).to_text(),
-    ]
-
-    def read(path: Path, given: str) -> None:
-        program = Program.from_text(given)
-        _shown(program)
+def program():
+    def read(path, given):
+        shown(program := Program.from_text(given))
         program.check()
-        _shown(program.traffic, program.memory)
+        shown(program.traffic, program.memory)
 
-    return seeds, read
-
-
-def _sizes():
-    from tiledask.plan.units import parse_bytes
-
-    return ["40GB", "1.5 GiB", "200 MB", "17", "1e9"], lambda path, given: parse_bytes(given)
+    made = [td.schedule("1f1b", 2, 2), td.schedule("zb-h1", 3, 3)]
+    return [td.program(each, block_bytes=16).to_text() for each in made], read
 
 
-def _text():
-    seeds = ["Once upon a time there was a worker.\n" * 40, "é𝟙 and tabs\t" * 200]
-    return seeds, _in_file(lambda path: _shown(td.load_text(path)), ".txt")
+# -- data and arrays -------------------------------------------------------------------------------
 
 
-def _images():
-    file = io.BytesIO()
+def images():
     with np.load(data_file("images", "digits.npz"), allow_pickle=False) as held:
-        keys = {name: held[name][:20] for name in held.files}
-    np.savez(file, **keys)
-    return [file.getvalue()], _in_file(lambda path: _shown(td.load_images(path)), ".npz")
+        some = {name: held[name][:20] for name in held.files}
+    read = in_file(lambda path: shown(td.load_images(path)), ".npz")
+    return [written(lambda file: np.savez(file, **some))], read
 
 
-def _npy():
-    files = []
-    for array in (np.arange(48.0).reshape(6, 8), np.ones((5, 3), "f4")):
-        file = io.BytesIO()
-        np.save(file, array)
-        files.append(file.getvalue())
-
-    def read(path: Path) -> None:
-        opened = td.open_array(path)
-        _shown(opened)
+def npy():
+    def read(path):
+        shown(opened := td.open_array(path))
         opened[:4, :2]
 
-    return files, _in_file(read, ".npy")
+    arrays = np.arange(48.0).reshape(6, 8), np.ones((5, 3), "f4")
+    return [written(lambda file, x=x: np.save(file, x)) for x in arrays], in_file(read, ".npy")
 
 
-def _zarr():
+def zarr():
     home = Path("whole.zarr").resolve()
     array = td.create_array(home, (6, 8), "f8", (3, 4))
     array.write(((0, 6), (0, 8)), np.arange(48.0).reshape(6, 8))
 
-    def read() -> None:
-        opened = td.open_array(home)
-        _shown(opened)
+    def read():
+        shown(opened := td.open_array(home))
         opened[:, :]
 
-    return _in_one_of(sorted(path for path in home.rglob("*") if path.is_file()), read)
+    return in_one_of(sorted(path for path in home.rglob("*") if path.is_file()), read)
 
 
-def _checkpoint_files() -> tuple[Path, Path]:
-    from tiledask.distributed.checkpoints import save_checkpoint
-    from tiledask.distributed.ranks.threads import run_threads
-
+def checkpoint_files():
     home = Path("checkpoint").resolve()
     arrays = {"w": np.arange(24.0).reshape(4, 6), "b": np.ones(6, "f4"), "step": np.array(3)}
-    run_threads(lambda rank: save_checkpoint(rank, home, 7, arrays), 1, timeout=240)
+    td.run_threads(lambda rank: td.save_checkpoint(rank, home, 7, arrays), 1, timeout=240)
     return home, next(home.glob("step-*7"))
 
 
-def _index():
-    home, step = _checkpoint_files()
+def index():
+    home, step = checkpoint_files()
     file = step / "index.json"
-    body = json.loads(file.read_text())["index"]
 
-    def read(path: Path, given: str) -> None:
+    def read(path, given):
         body = given.encode("utf-8", "replace").decode()  # the checksum agrees: it was written
         file.write_text(json.dumps({"crc32": zlib.crc32(body.encode()), "index": body}))
-        opened = td.open_checkpoint(home)
-        _shown(opened)
+        shown(opened := td.open_checkpoint(home))
         opened.read()
 
-    return [body], read
+    return [json.loads(file.read_text())["index"]], read
 
 
-def _checkpoint():
-    home, step = _checkpoint_files()
+def checkpoint():
+    home, step = checkpoint_files()
     files = sorted(path for path in step.iterdir() if path.is_file())
-    return _in_one_of(files, lambda: td.open_checkpoint(home).read())
+    return in_one_of(files, lambda: td.open_checkpoint(home).read())
 
+
+# -- the command line ------------------------------------------------------------------------------
 
 COMMANDS = (
     "fit gpt2 4xT4 --dp 2 --pp 2 --zero 1 --recompute full",
@@ -294,14 +260,11 @@ COMMANDS = (
 )
 
 
-def _commands():
-    import tiledask.errors as errors
-    from tiledask import cli
-
+def command():
     Path("trace.csv").write_text("device,start,end\n0,0,10\n1,10,20\n1,20,40\n0,40,60\n")
     cli._ERRORS = tuple(getattr(errors, name) for name in errors.__all__ if name != "short")
 
-    def read(path: Path, given: str) -> None:
+    def read(path, given):
         try:
             typed = shlex.split(given)
         except ValueError:
@@ -313,57 +276,39 @@ def _commands():
             typed += ["--workers", "0"]  # no workers here
         if typed[:1] == ["ask"] and typed[1:2] and typed[1].isdecimal():
             typed += ["--no-run"]
-        said, wrong = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(wrong):
+        wrong = io.StringIO()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(wrong):
             try:
                 code = cli.main(typed)
             except SystemExit as error:
                 code = error.code
         words = wrong.getvalue()
-        if "Traceback" in words or code not in (0, 1, 2):
-            raise AssertionError(f"exit code {code}: {words[-200:]}")
         complaint = words.rpartition("error: ")[2] if code == 2 else ""
-        if len(complaint) > 700:
-            raise AssertionError(f"{len(complaint)} characters: {complaint[:100]}")
+        if "Traceback" in words or code not in (0, 1, 2) or len(complaint) > 700:
+            raise AssertionError(f"exit code {code}, {len(complaint)} characters: {words[-200:]}")
 
     return list(COMMANDS), read
 
 
-def _exported(framework: str):
-    """A configuration of a framework, as we write it of a dense model and of a mixture."""
-    layouts = {
-        "llama-3.1-8b": td.Layout(
-            dp=2, tp=2, pp=2, microbatches=4, zero=3, interleave=2, partition=(0, 7, 16, 24, 32)
-        ),
-        "deepseek-v2-lite": td.Layout(dp=4, ep=2, microbatches=2, zero=1, recompute="full"),
-    }
-
-    def read(path: Path, given: str) -> None:
-        model = "gpt2" if framework == "deepspeed" else None  # the others say it
-        _shown(td.import_config(framework, given, model=model, devices=8))
-
-    seeds = [td.export_config(m, layout, framework).text for m, layout in layouts.items()]
-    return seeds, read
-
-
-READERS = {
-    "megatron flags": lambda: _exported("megatron"),
-    "torchtitan toml": lambda: _exported("torchtitan"),
-    "deepspeed json": lambda: _exported("deepspeed"),
-    "config.json": _config,
-    "cluster.json": _cluster,
-    "puzzle": _puzzle,
-    "answer": _answers,
-    "chrome trace": _chrome,
-    "csv trace": _csv,
-    "schedule": _schedule,
-    "program": _program,
-    "size": _sizes,
-    "text": _text,
-    "images": _images,
-    "npy": _npy,
-    "zarr": _zarr,
-    "index": _index,
-    "checkpoint": _checkpoint,
-    "command": _commands,
+TEXTS = ["Once upon a time there was a worker.\n" * 40, "é𝟙 and tabs\t" * 200]
+SIZES = ["40GB", "1.5 GiB", "200 MB", "17", "1e9"]
+FRAMEWORKS = {"megatron flags": "megatron", "torchtitan toml": "torchtitan"}
+FRAMEWORKS |= {"deepspeed json": "deepspeed"}
+READERS = {name: partial(exported, framework) for name, framework in FRAMEWORKS.items()} | {
+    "config.json": config,
+    "cluster.json": cluster,
+    "puzzle": puzzle,
+    "answer": answers,
+    "chrome trace": chrome,
+    "csv trace": csv,
+    "schedule": schedule,
+    "program": program,
+    "size": lambda: (SIZES, lambda path, given: parse_bytes(given)),
+    "text": lambda: (TEXTS, in_file(lambda path: shown(td.load_text(path)), ".txt")),
+    "images": images,
+    "npy": npy,
+    "zarr": zarr,
+    "index": index,
+    "checkpoint": checkpoint,
+    "command": command,
 }
