@@ -16,69 +16,58 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
-from pathlib import Path
 
 import pytest
+from oracles.finished import ROOT, finished
+from oracles.waiting import wait_until
 
-from tiledask.errors import ClusterLostError, DeadlineError
-
-__all__ = ["ByHand", "dask_by_hand", "two_hosts"]
-
-START = 240.0
-"""Seconds that a process has to start."""
 PLAIN = ("--nthreads", "1", "--memory-limit", "2GB", "--no-dashboard")
 """Of a worker, unless it is told otherwise: loading what its own pages need takes half a second."""
 _SETS = count()
 """Numbers of sets of hosts; one may be up beside another."""
-_HOME = str(Path(__file__).parents[2])
-_MODULES = {
-    "scheduler": "distributed.cli.dask_scheduler",
-    "worker": "distributed.cli.dask_worker",
-    "cuda worker": "dask_cuda.cli",
-}
 
 
 class ByHand(ExitStack):
     """A scheduler and workers that were started by hand; ends them with a ``with`` block."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         super().__init__()
-        self.folder, self.address = folder, ""
-        self.running: list[subprocess.Popen[bytes]] = []
+        self.folder, self.address, self.running = folder, "", []
 
-    def start(self, program: str, *options: str, before: tuple[str, ...] = (), **env: str) -> Path:
-        """The log of ``dask PROGRAM``, or of another module."""
-        log = self.folder / f"{program.replace(' ', '-')}-{len(self.running)}.log"
-        command = [*before, sys.executable, "-m", _MODULES.get(program, program), *options]
+    def start(self, program, *options, before=(), **env):
+        """The log of ``dask PROGRAM``."""
+        log = self.folder / f"{program}-{len(self.running)}.log"
+        command = [*before, sys.executable, "-m", f"distributed.cli.dask_{program}", *options]
+        told = {"env": environment(**env), "cwd": self.folder}
         with log.open("wb") as out:
-            process = subprocess.Popen(
-                command, stdout=out, stderr=out, env=environment(**env), cwd=self.folder
-            )
+            process = subprocess.Popen(command, stdout=out, stderr=out, **told)
         self.running.append(process)
         self.callback(_end, process)
         return log
 
-    def scheduler(self, *options: str, host: str = "127.0.0.1", **where: object) -> str:
+    def scheduler(self, *options, host="127.0.0.1", **where):
         """The address of a scheduler."""
-        where_it_listens = ("--host", host, "--port", "0", "--dashboard-address", f"{host}:0")
-        log = self.start("scheduler", *where_it_listens, *options, **where)  # type: ignore[arg-type]
-        self.address = said(log, r"Scheduler at:\s+(\S+)")
+        listens = ("--host", host, "--port", "0", "--dashboard-address", f"{host}:0")
+        log, found = self.start("scheduler", *listens, *options, **where), []
+
+        def heard():
+            found[:] = re.findall(r"Scheduler at:\s+(\S+)", log.read_text("utf-8", "replace"))
+            return found
+
+        wait_until(heard, f"{log} to say its address", seconds=240.0)
+        self.address = found[0]
         return self.address
 
-    def worker(
-        self, *options: str, program: str = "worker", **where: object
-    ) -> subprocess.Popen[bytes]:
+    def worker(self, *options, **where):
         """A worker's process, or its nanny's."""
-        self.start(program, self.address, *PLAIN, *options, **where)  # type: ignore[arg-type]
+        self.start("worker", self.address, *PLAIN, *options, **where)
         return self.running[-1]
 
 
 @contextmanager
-def dask_by_hand(folder: Path, workers: int = 2, *options: str) -> Iterator[ByHand]:
+def dask_by_hand(folder, workers=2, *options):
     """A scheduler and ``workers`` of it on loopback."""
     with ByHand(folder) as dask:
         dask.scheduler()
@@ -90,16 +79,15 @@ def dask_by_hand(folder: Path, workers: int = 2, *options: str) -> Iterator[ByHa
 class HostsOnOne(ByHand):
     """The same on hosts "A", where the client is, and "B"."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         super().__init__(folder)
         self.shared = folder / "temporary"
         self.shared.mkdir()
         self.addresses = {"A": "10.77.0.1", "B": "10.77.0.2"}
-        self.number = next(_SETS)
-        ours = f"{self.number}p{os.getpid()}"
+        ours = f"{next(_SETS)}p{os.getpid()}"
         self.names = {host: f"td{host}{ours}" for host in self.addresses}
 
-    def within(self, host: str) -> tuple[str, ...]:
+    def within(self, host):
         """What stands before a command that is to run on ``host``."""
         command = ("ip", "netns", "exec", self.names[host])
         if host == "A":
@@ -108,32 +96,22 @@ class HostsOnOne(ByHand):
         apart = ("--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", own, "sh")
         return (*command, "unshare", *apart)
 
-    def on(self, host: str, *options: str) -> subprocess.Popen[bytes]:
+    def on(self, host, *options):
         """A worker on ``host``."""
         there = ("--host", self.addresses[host])
         return self.worker(*there, *options, before=self.within(host), TMPDIR=str(self.shared))
 
-    def client(self, program: str, *words: str, timeout: float = 120) -> str:
-        """What a client on host A prints; ClusterLostError with its words if it fails."""
-        client = subprocess.run(
-            [*self.within("A"), sys.executable, "-c", program, self.address, *words],
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            env=environment(TMPDIR=str(self.shared)),
-            timeout=timeout,
-            check=False,
-        )
-        if client.returncode:
-            raise ClusterLostError(
-                f"the client on host A ended with {client.returncode}, needed 0: "
-                f"{client.stderr[-4000:]}"
-            )
-        return client.stdout
+    def client(self, program, *words, timeout=120):
+        """What a client on host A prints."""
+        env = environment(TMPDIR=str(self.shared))
+        command = [*self.within("A"), sys.executable, "-c", program, self.address, *words]
+        done = finished(*command, cwd=self.folder, env=env, timeout=timeout)
+        assert done.returncode == 0, f"the client on host A: {done.stderr[-4000:]}"
+        return done.stdout
 
 
 @contextmanager
-def two_hosts(folder: Path) -> Iterator[HostsOnOne]:
+def two_hosts(folder):
     """Hosts with a scheduler on A; skips the test where they cannot be made."""
     with HostsOnOne(folder) as hosts:
         try:
@@ -145,7 +123,7 @@ def two_hosts(folder: Path) -> Iterator[HostsOnOne]:
         yield hosts
 
 
-def _join(hosts: HostsOnOne) -> None:
+def _join(hosts):
     """None, once there are namespaces that reach each other; they go with the hosts."""
     names = hosts.names
     for name in names.values():
@@ -158,34 +136,22 @@ def _join(hosts: HostsOnOne) -> None:
         _ip("-n", name, "addr", "add", f"{hosts.addresses[host]}/24", "dev", f"v{name}")
         _ip("-n", name, "link", "set", f"v{name}", "up")
         _ip("-n", name, "link", "set", "lo", "up")
-    apart = [*hosts.within("B"), "true"]
-    subprocess.run(apart, check=True, capture_output=True, text=True)
+    finished(*hosts.within("B"), "true", check=True)
 
 
-def said(log: Path, pattern: str) -> str:
-    """The first group of ``pattern`` in a log, once it is there."""
-    deadline = time.monotonic() + START
-    while time.monotonic() < deadline:
-        if found := re.search(pattern, log.read_text("utf-8", "replace")):
-            return found[1]
-        time.sleep(0.05)
-    raise DeadlineError(f"{log} did not say {pattern} in {START:g} s: {log.read_text()[-2000:]}")
-
-
-def environment(**more: str) -> dict[str, str]:
+def environment(**more):
     """This process's, with the package and what lies below its folder to be found: functions of
     tests, if they run now."""
-    path = [_HOME, *(p for p in sys.path if p.startswith(_HOME + os.sep))]
+    path = [str(ROOT), *(p for p in sys.path if p.startswith(f"{ROOT}{os.sep}"))]
     settings = {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
     # it drops copies that a later action needs: they would be fetched, and counted, again
     settings["DASK_DISTRIBUTED__SCHEDULER__ACTIVE_MEMORY_MANAGER__START"] = "False"
     return os.environ | settings | more
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process):
     # processes with numbers of their own end with unshare, which takes no other signal
-    apart = isinstance(process.args, list) and "unshare" in process.args
-    (process.kill if apart else process.terminate)()
+    (process.kill if "unshare" in process.args else process.terminate)()
     try:
         process.wait(8)
     except subprocess.TimeoutExpired:
@@ -193,7 +159,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(8)
 
 
-def _ip(*words: str) -> None:
+def _ip(*words):
     if shutil.which("ip") is None:
         raise OSError("there is no ip")
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
+    finished("ip", *words, check=True, timeout=20)

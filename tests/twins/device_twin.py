@@ -9,15 +9,12 @@ import ctypes
 import operator
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from tiledask.tile import backend, table
 from tiledask.tile.product import matmul
-
-__all__ = ["ndarray", "use"]
 
 MIXED = "Unsupported type <class 'numpy.ndarray'>"
 """What CuPy says of a host array among device arrays."""
@@ -29,66 +26,54 @@ class ndarray(NDArrayOperatorsMixin):
     __hash__ = None
     device = nullcontext()
 
-    def __init__(self, host: np.ndarray) -> None:
+    def __init__(self, host):
         self.host = host
 
-    def get(self) -> np.ndarray:
+    def get(self):
         return self.host.copy()
 
     @property
-    def data(self) -> Any:
+    def data(self):
         return SimpleNamespace(ptr=self.host.ctypes.data)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
         found = getattr(self.host, name)
         return lifted(found) if callable(found) else wrapped(found)
 
-    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+    def __array__(self, *_, **__):
         raise TypeError(
             "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to "
             "construct a NumPy array explicitly."
         )
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc, method, *inputs, **options):
         return lifted(getattr(ufunc, method))(*inputs, **options)
 
-    def __array_function__(self, function: Any, _: Any, args: Any, options: Any) -> Any:
+    def __array_function__(self, function, _, args, options):
         return lifted(function)(*args, **options)
 
-    def __getitem__(self, at: Any) -> Any:
+    def __getitem__(self, at):
         return wrapped(self.host[unwrapped(at, strict=False)])
 
-    def __setitem__(self, at: Any, value: Any) -> None:
+    def __setitem__(self, at, value):
         whole = at is Ellipsis or (isinstance(at, slice) and at == slice(None))
         self.host[unwrapped(at, strict=False)] = unwrapped(value, strict=not whole)
 
-    def __index__(self) -> int:
-        return operator.index(self.host)
-
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.host)
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return (wrapped(each) for each in self.host)
 
-    def __repr__(self) -> str:
-        return f"on a device: {self.host!r}"
 
-    def item(self, *at: int) -> Any:
-        return self.host.item(*at)
-
-    def tolist(self) -> Any:
-        return self.host.tolist()
-
-
-for _kind in (bool, int, float, complex):
+for _kind in (bool, int, float, complex, operator.index):
     setattr(ndarray, f"__{_kind.__name__}__", lambda x, kind=_kind: kind(x.host))
 ndarray.__module__ = "cupy"
 
 
-def unwrapped(value: Any, strict: bool = True) -> Any:
+def unwrapped(value, strict=True):
     """What NumPy is given; a host array is refused, as CuPy refuses it, if ``strict``."""
     if isinstance(value, ndarray):
         return value.host
@@ -99,7 +84,7 @@ def unwrapped(value: Any, strict: bool = True) -> Any:
     return value
 
 
-def wrapped(value: Any) -> Any:
+def wrapped(value):
     """What comes back: arrays, and in place of NumPy's numbers arrays without dimensions."""
     if isinstance(value, np.ndarray):
         return ndarray(value)
@@ -110,10 +95,10 @@ def wrapped(value: Any) -> Any:
     return value
 
 
-def lifted(function: Any) -> Any:
+def lifted(function):
     """A function of NumPy's for arrays of the twin."""
 
-    def call(*args: Any, **options: Any) -> Any:
+    def call(*args, **options):
         given = {name: unwrapped(value) for name, value in options.items()}
         (out,) = found if isinstance(found := options.get("out"), tuple) else (found,)
         result = function(*(unwrapped(each) for each in args), **given)
@@ -132,7 +117,7 @@ GEMM_EX = (
 )
 
 
-def columns(pointer: int, kind: int, rows: int, count: int, ld: int) -> np.ndarray:
+def columns(pointer, kind, rows, count, ld):
     """The matrix that cuBLAS sees: ``count`` columns of ``rows`` elements, ``ld`` apart."""
     dtype = backend.as_dtype(KINDS[kind])
     size = ((count - 1) * ld + rows) * dtype.itemsize
@@ -141,7 +126,7 @@ def columns(pointer: int, kind: int, rows: int, count: int, ld: int) -> np.ndarr
     return np.lib.stride_tricks.as_strided(flat, (rows, count), (step, ld * step))
 
 
-def gemm_ex(*arguments: Any) -> None:
+def gemm_ex(*arguments):
     """cupy.cuda.cublas.gemmEx by the host's BLAS, by rows: C^T = B^T A^T."""
     g = SimpleNamespace(**dict(zip(GEMM_EX.split(), arguments, strict=True)))
     assert g.lda >= (g.k if g.transa else g.m)
@@ -171,24 +156,24 @@ class Module:
         device=SimpleNamespace(get_cublas_handle=lambda: 7),
     )
 
-    def asarray(self, value: Any, dtype: Any = None, order: Any = "K") -> ndarray:
+    def asarray(self, value, dtype=None, order="K"):
         return ndarray(np.array(unwrapped(value, strict=False), dtype, order=order))
 
     array = asarray
 
     @property
-    def lib(self) -> Any:
+    def lib(self):
         """``lib.stride_tricks``, with CuPy's arguments."""
         view = lifted(np.lib.stride_tricks.as_strided)
         tricks = SimpleNamespace(as_strided=lambda x, shape, strides: view(x, shape, strides))
         return SimpleNamespace(stride_tricks=tricks)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         found = getattr(np, name)
         return found if isinstance(found, type) or not callable(found) else lifted(found)
 
 
-def use(monkeypatch: Any) -> Module:
+def use(monkeypatch):
     """From here on, and until the test ends, "cupy" is the twin."""
     twin = Module()
     device = backend.GpuInfo(0, "pretended GPU", "9.0", 10**9)

@@ -7,7 +7,6 @@ for those of the same names on the GPU. tiledask/tile/README.md says what that s
 import ctypes
 import hashlib
 import shutil
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
@@ -17,13 +16,11 @@ from unittest.mock import patch
 
 import numpy as np
 from gpu.gemm_cases import check
+from oracles.finished import finished
 from twins.cuda_host.memory import is_lent, lent, lent_copies, lent_empty, strays
 
 from tiledask.tile.cuda import launch, tensor_map
 from tiledask.tile.cuda.build import HEADERS, file_text
-
-__all__ = ["COPY", "LDMATRIX", "READ", "WRITE", "HostFault", "HostGpu", "HostKernel", "host_gpu"]
-__all__ += ["host_tensor_map", "why_not"]
 
 HERE = Path(__file__).parent
 SOURCES = {".cpp", ".h", ".cuh"}
@@ -37,16 +34,8 @@ READ, WRITE, COPY, LDMATRIX = range(4)
 FEWEST_REGISTERS = 168
 """Registers of a thread at launch, as ptxas reports them for 384 threads (65536 / 384, by 8s)."""
 
-MAP = np.dtype(
-    [
-        ("base", "<u8"),
-        ("size", "<u4", 3),
-        ("element", "<u4"),
-        ("stride", "<u8", 2),
-        ("box", "<u4", 3),
-        ("unused", "<u4", 19),
-    ]
-)
+MAP = np.dtype("u8, 3u4, u4, 2u8, 3u4, 19u4")
+MAP.names = ("base", "size", "element", "stride", "box", "unused")
 """TensorMap of hopper.cuh on the host: all of its 128 bytes, which a kernel copies."""
 
 
@@ -68,24 +57,18 @@ FOR_KERNELS, FOR_THE_MACHINE = "-Og", "-O2"
 
 
 @cache
-def _linker():
-    """The option for the linker that takes a third of the usual one's time, if it is there."""
-    return ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
-
-
-@cache
 def _machine():
     """The object of all that runs a kernel: compiled once, and again when its text changes."""
     command = [*COMPILER, FOR_THE_MACHINE]
-    version = subprocess.run([*command, "--version"], capture_output=True, check=True).stdout
+    version = finished(*command, "--version", check=True).stdout
     texts = [path.read_bytes() for path in sorted(HERE.iterdir()) if path.suffix in SOURCES]
-    digest = hashlib.sha256(b"\0".join([repr(command).encode(), version, *texts])).hexdigest()
+    digest = hashlib.sha256(b"\0".join([repr((command, version)).encode(), *texts])).hexdigest()
     made = KEPT / f"machine-{digest[:16]}.o"
     if not made.exists():
         KEPT.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=KEPT) as folder:  # nobody sees half a file
             new = Path(folder) / made.name
-            subprocess.run([*command, "-c", HERE / "machine.cpp", "-o", new], check=True)
+            finished(*command, "-c", HERE / "machine.cpp", "-o", new, check=True)
             new.replace(made)
     return made
 
@@ -97,48 +80,32 @@ class HostKernel:
     ``chosen`` say can change from launch to launch: `choose`.
     """
 
-    def __init__(self, folder, name, macros, faults=(), seed=1, chosen=()):
+    def __init__(self, folder, name, macros, faults=(), chosen=()):
         folder.mkdir(parents=True, exist_ok=True)
         texts = {file: file_text(file) for file in (f"{name}.cu", *HEADERS)}
         for before, after in faults:
             file = next((file for file, text in texts.items() if before in text), f"{name}.cu")
             assert texts[file].count(before) == 1, f"{file} no longer reads {before!r} once"
             texts[file] = texts[file].replace(before, after)
-        self.chosen = chosen
-        said = {**macros, **{key: f"host::chosen[{i}]" for i, key in enumerate(chosen)}}
+        self.chosen, self.cluster, self.seed = chosen, int(macros.get("CLUSTER", 1)), 1
+        self.max_dynamic_shared_size_bytes, self.launched = 48 * 1024, []
+        said = {"KERNEL": name, **macros}
+        said |= {key: f"host::chosen[{i}]" for i, key in enumerate(chosen)}
         defined = "".join(f"#define {key} {value}\n" for key, value in said.items())
-        (folder / "kernel.cu").write_text(f"#define KERNEL {name}\n{defined}{texts[f'{name}.cu']}")
+        (folder / "kernel.cu").write_text(defined + texts[f"{name}.cu"])
         for header in HEADERS:
             if not (HERE / header).exists():  # the others have stand-ins
                 (folder / header).write_text(texts[header])
-        library = folder / "kernel.so"
-        command = [
-            *COMPILER,
-            FOR_KERNELS,
-            *_linker(),
-            "-shared",
-            f"-I{HERE}",
-            f'-DKERNEL_FILE="{folder / "kernel.cu"}"',
-            HERE / "run.cpp",
-            _machine(),
-            "-o",
-            library,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        library, file = folder / "kernel.so", f'-DKERNEL_FILE="{folder / "kernel.cu"}"'
+        # a linker that takes a third of the usual one's time, if it is there
+        command = [*COMPILER, FOR_KERNELS, *["-fuse-ld=gold"] * bool(shutil.which("ld.gold"))]
+        command += ["-shared", f"-I{HERE}", file, HERE / "run.cpp", _machine(), "-o", library]
+        done = finished(*command)
         assert done.returncode == 0, done.stderr
         self.library = ctypes.CDLL(str(library))
-        self.run = self.library.launch
-        self.run.argtypes = [
-            *[ctypes.c_uint] * 8,
-            ctypes.c_uint64,
-            ctypes.c_void_p,
-            ctypes.c_char_p,
-        ]
+        self.run, number = self.library.launch, ctypes.c_uint
+        self.run.argtypes = [*[number] * 8, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_char_p]
         self.library.bytes_taken.restype = ctypes.c_longlong
-        self.cluster = int(macros.get("CLUSTER", 1))
-        self.seed = seed
-        self.max_dynamic_shared_size_bytes = 48 * 1024
-        self.launched = []
 
     def choose(self, macros):
         """From now on they say what ``macros`` has; the kernel itself."""
@@ -146,11 +113,6 @@ class HostKernel:
         for i, key in enumerate(self.chosen):
             values[i] = macros.get(key, 0)
         return self
-
-    @property
-    def taken(self):
-        """Bytes that the copy engine has taken out of matrices for this kernel, so far."""
-        return self.library.bytes_taken()
 
     def __call__(self, grid, block, arguments, shared_mem=0):
         self.library.may_read_anything()
@@ -174,12 +136,12 @@ class HostKernel:
 
 def _lines(x):
     """(addresses of the lines of neighbours, bytes of one): all that may be read of ``x``."""
-    axis = next((i for i in range(-1, -x.ndim - 1, -1) if x.strides[i] == x.itemsize), 0)
+    axis = next((i for i in range(x.ndim)[::-1] if x.strides[i] == x.itemsize), None)
     offsets = np.zeros((), np.int64)
-    for dim in range(-x.ndim, 0):
+    for dim in range(x.ndim):
         if dim != axis:
             offsets = np.add.outer(offsets, np.arange(x.shape[dim]) * x.strides[dim])
-    length = x.shape[axis] if axis else 1
+    length = 1 if axis is None else x.shape[axis]
     return x.ctypes.data + np.unique(offsets), ctypes.c_long(length * x.itemsize)
 
 
@@ -226,7 +188,7 @@ class HostGpu:
         key = (name, *sorted(fixed.items()))
         if key not in self.built:
             where = self.folder / str(len(self.built))
-            self.built[key] = HostKernel(where, name, fixed, self.faults, chosen=chosen)
+            self.built[key] = HostKernel(where, name, fixed, self.faults, chosen)
         found = self.built[key].choose(macros)
         found.seed = self.seed
         found.max_dynamic_shared_size_bytes = max(48 * 1024, shared)
@@ -234,12 +196,11 @@ class HostGpu:
 
     def loads(self, case, name, tile):
         """What the kernel says that it loads; HostFault if C is wrong, or what lies around it."""
-        said = []
+        self.seed, said = case.seed + 1, []
 
         def run(a, b, out, epilogue):
             said.append(launch.launch(name, a, b, out, tile, epilogue))
 
-        self.seed = case.seed + 1
         error = check(run, case, empty=lent_empty)
         if not error.right:
             raise HostFault(f"{case}: {error}")
@@ -257,7 +218,7 @@ class HostGpu:
     @property
     def taken(self):
         """Bytes that the copy engine has taken out of matrices."""
-        return sum(kernel.taken for kernel in self.built.values())
+        return sum(kernel.library.bytes_taken() for kernel in self.built.values())
 
     def turns(self, kind, size):
         """How often shared memory was asked at most for one instruction with ``size`` bytes a lane.
@@ -278,8 +239,7 @@ def host_gpu(folder, faults=(), multiprocessors=2, plain=True):
     ``plain`` builds one kernel for every epilogue, which is quicker than one for each.
     """
     gpu = HostGpu(folder, faults, plain)
-    with ExitStack() as patches:
-        patches.enter_context(lent_copies())
+    with lent_copies(), ExitStack() as patches:
         for module, name, value in (
             (launch, "_kernel", gpu.kernel),
             (launch, "_multiprocessors", lambda: multiprocessors),

@@ -13,8 +13,6 @@ import numpy as np
 
 from tiledask.tile.cuda import operands
 
-__all__ = ["ZONE", "is_lent", "lent", "lent_copies", "lent_empty", "strays"]
-
 ZONE = 64 * 1024
 """Bytes on either side of an array, further than any fault here has led."""
 BOUNDARY = 256
@@ -29,12 +27,6 @@ def lent_empty(shape, dtype):
     room = np.full(ZONE + BOUNDARY + size + ZONE, 0xFF, np.uint8)
     _rooms[room.ctypes.data] = room
     return room[_inside(room)].view(dtype).reshape(shape)
-
-
-def lent_zeros(shape, dtype):
-    found = lent_empty(shape, dtype)
-    found[...] = 0
-    return found
 
 
 def lent(x):
@@ -53,7 +45,11 @@ def is_lent(x):
 
 def lent_copies():
     """While entered: what `launch` copies of its operands goes to rooms too."""
-    own = SimpleNamespace(array=lambda x, order: lent(x), empty=lent_empty, zeros=lent_zeros)
+    own = SimpleNamespace(
+        array=lambda x, order: lent(x),
+        empty=lent_empty,
+        zeros=lambda shape, dtype: lent(np.zeros(shape, dtype)),
+    )
     return patch.object(operands, "array_namespace", lambda x: own)
 
 
@@ -62,13 +58,11 @@ def strays():
     found = []
     for room in list(_rooms.values()):
         inside = _inside(room)
-        before, after = room[: inside.start], room[inside.stop :]
-        for zone, where in ((before, "before"), (after, "after")):
+        for zone, where in ((room[: inside.start], "before"), (room[inside.stop :], "after")):
             if zone.min() < 0xFF:
                 at = np.flatnonzero(zone < 0xFF)
                 away = inside.start - at[-1] if where == "before" else at[0] + 1
-                size = inside.stop - inside.start
-                found.append(f"{away} bytes {where} an array of {size}")
+                found.append(f"{away} bytes {where} an array of {inside.stop - inside.start}")
                 zone[...] = 0xFF
     return f"a store outside of what was lent: {', '.join(found)}" if found else ""
 
