@@ -8,13 +8,8 @@ reduce_scatter   the two columns of all_gather changed about
 all_reduce       both together
 """  # noqa: E501
 
-from collections.abc import Sequence
 
-Bytes = tuple[tuple[int, ...], tuple[int, ...]]
-"""(sent by rank, received by rank)."""
-
-
-def bytes_of(kind: str, algorithm: str, chunks: Sequence[int], root: int = 0) -> Bytes:
+def bytes_of(kind, algorithm, chunks, root=0):
     """(sent, received): bytes by rank for ``chunks`` bytes by chunk.
 
     ``chunks``: one per rank; of an all_to_all one per pair, n*s + d from rank s to rank d.
@@ -22,11 +17,19 @@ def bytes_of(kind: str, algorithm: str, chunks: Sequence[int], root: int = 0) ->
     >>> bytes_of("all_gather", "ring", [10, 20, 30])
     ((40, 30, 50), (50, 40, 30))
     """
-    sent, received = _TABLE[kind](algorithm, tuple(chunks), root)
-    return tuple(sent), tuple(received)
+    b = tuple(chunks)
+    if kind == "barrier":
+        return ((0,) * len(b),) * 2
+    if kind == "all_to_all":
+        return _all_to_all(b)
+    moves = _broadcast if kind in ("broadcast", "reduce") else _all_gather
+    one, two = moves(algorithm, b, root)
+    if kind == "all_reduce":
+        return (tuple(x + y for x, y in zip(one, two, strict=True)),) * 2
+    return (two, one) if kind.startswith("reduce") else (one, two)
 
 
-def _all_gather(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
+def _all_gather(algorithm, b, root):
     n, total = len(b), sum(b)
     received = tuple(total - each for each in b)
     if algorithm == "direct":
@@ -37,20 +40,10 @@ def _all_gather(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
     return tuple(sum(b[(r + j) % n] for w in windows for j in range(w)) for r in range(n)), received
 
 
-def _reduce_scatter(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
-    return _all_gather(algorithm, b, root)[::-1]
-
-
-def _all_reduce(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
-    one, two = _all_gather(algorithm, b, root)
-    both = tuple(x + y for x, y in zip(one, two, strict=True))
-    return both, both
-
-
-def _broadcast(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
+def _broadcast(algorithm, b, root):
     n, total = len(b), sum(b)
 
-    def children(v: int) -> int:  # of the v-th rank from the root on
+    def children(v):  # of the v-th rank from the root on
         if algorithm == "direct":
             return n - 1 if v == 0 else 0
         if algorithm == "ring":
@@ -61,28 +54,8 @@ def _broadcast(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
     return sent, tuple(0 if r == root else total for r in range(n))
 
 
-def _reduce(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
-    return _broadcast(algorithm, b, root)[::-1]
-
-
-def _all_to_all(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
+def _all_to_all(b):
     """Direct by each name."""
     n = round(len(b) ** 0.5)
     sent = tuple(sum(b[n * s : n * s + n]) - b[n * s + s] for s in range(n))
     return sent, tuple(sum(b[d::n]) - b[n * d + d] for d in range(n))
-
-
-def _barrier(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
-    nothing = (0,) * len(b)
-    return nothing, nothing
-
-
-_TABLE = {
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "all_to_all": _all_to_all,
-    "barrier": _barrier,
-}

@@ -15,13 +15,11 @@ all_gather (Korthikanti et al., arXiv:2205.05198), so both forms move the same b
 the gathered x is kept.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.collectives.shards import deal_heads
-from tiledask.plan.products.traffic import Traffic
 
 
 class Call(NamedTuple):
@@ -33,7 +31,7 @@ class Call(NamedTuple):
     counts: tuple[int, ...]
     members: tuple[int, ...]
 
-    def cost(self, itemsize: int) -> Traffic:
+    def cost(self, itemsize):
         """What the members move, in bytes."""
         return cost(self.kind, default(self.kind, len(self.members)), self.counts, itemsize)
 
@@ -45,17 +43,17 @@ class LayerCalls(NamedTuple):
     backward: tuple[Call, ...] = ()
 
     @property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self):
         """Of a whole step."""
         return self.forward + self.backward
 
-    def then(self, *others: "LayerCalls") -> "LayerCalls":
+    def then(self, *others):
         """This layer, then those; backwards in the opposite order."""
         for other in others:
             self = LayerCalls(self.forward + other.forward, other.backward + self.backward)
         return self
 
-    def inside(self, label: str) -> "LayerCalls":
+    def inside(self, label):
         """The same as parts of a layer called ``label``."""
         return LayerCalls(
             *(tuple(c._replace(label=f"{label}/{c.label}") for c in calls) for calls in self)
@@ -78,13 +76,13 @@ class Stream(NamedTuple):
     regather: bool = False
 
     @property
-    def chunks(self) -> tuple[int, ...]:
+    def chunks(self):
         """Elements of each rank's chunk in a collective."""
         if self.sequence:
             return tuple(self.batch * n * self.width for n in even(self.tokens, self.ranks))
         return even(self.batch * self.tokens * self.width, self.ranks)
 
-    def calls(self, forward: Iterable = (), backward: Iterable = ()) -> LayerCalls:
+    def calls(self, forward=(), backward=()):
         """Of (label, kind, counts) of all ranks; one rank alone calls nothing."""
         if self.ranks == 1:
             return LayerCalls()
@@ -93,7 +91,7 @@ class Stream(NamedTuple):
         return LayerCalls(*(tuple(Call(*each, everyone) for each in calls) for calls in both))
 
 
-def column_linear(x: Stream, *names: str) -> LayerCalls:
+def column_linear(x, *names):
     """Of x w, w cut along its columns; or of several such matrices that all take x, and are gone
     through backwards in the same order."""
     forward, backward = [], []
@@ -106,19 +104,19 @@ def column_linear(x: Stream, *names: str) -> LayerCalls:
     return x.calls(forward, backward)
 
 
-def row_linear(y: Stream, name: str = "row_linear") -> LayerCalls:
+def row_linear(y, name="row_linear"):
     """Of x w, w cut along its rows; ``y`` is what comes out."""
     kind = "reduce_scatter" if y.sequence else "all_reduce"
     back = [(f"{name}/backward", "all_gather", y.chunks)] * y.sequence
     return y.calls([(f"{name}/forward", kind, y.chunks)], back)
 
 
-def embedding(y: Stream) -> LayerCalls:
+def embedding(y):
     """Of a table cut along its rows: each rank adds the rows that it has."""
     return row_linear(y, "embedding")
 
 
-def cross_entropy(x: Stream, smoothing: float = 0.0) -> LayerCalls:
+def cross_entropy(x, smoothing=0.0):
     """Of logits cut along their classes: the maximum and two sums of each token, three if smoothed.
 
     3 b s elements in 2 barriers (Megatron has 3), where gathering the logits would move b s V.
@@ -128,25 +126,23 @@ def cross_entropy(x: Stream, smoothing: float = 0.0) -> LayerCalls:
     return x.calls((f"cross_entropy/{what}/forward", "all_reduce", n) for what, n in counts.items())
 
 
-def norm(x: Stream, bias: bool, name: str) -> LayerCalls:
+def norm(x, bias, name):
     """Of a norm of ``x``: its weights' gradients, where every rank sees other tokens."""
     summed = (f"{name}/backward", "all_reduce", even(x.width * (1 + bias), x.ranks))
     return x.calls(backward=[summed] * x.sequence)
 
 
-def mlp(x: Stream) -> LayerCalls:
+def mlp(x):
     return column_linear(x, "w_1").then(row_linear(x, "w_2")).inside("mlp")
 
 
-def swiglu_mlp(x: Stream, fused: bool = True) -> LayerCalls:
+def swiglu_mlp(x, fused=True):
     """``fused``: gate and up are one matrix, w_gate_up."""
     into = column_linear(x, *(["w_gate_up"] if fused else ["w_gate", "w_up"]))
     return into.then(row_linear(x, "w_down")).inside("mlp")
 
 
-def self_attention(
-    x: Stream, query: int, kv: int, width: int, fused: bool = True, bias: bool = False
-) -> LayerCalls:
+def self_attention(x, query, kv, width, fused=True, bias=False):
     """Of attention by heads: ``query`` and ``kv`` heads of ``width`` columns.
 
     ``fused``: q, k and v are one matrix, wqkv, as in Megatron-LM: one all_reduce backward. Of wq,
@@ -163,16 +159,14 @@ def self_attention(
     return into.then(row_linear(x, "wo")).inside("attention")
 
 
-def decoder_block(
-    x: Stream, *heads: int, fused=True, gated=True, norm_bias=False, bias=False
-) -> LayerCalls:
+def decoder_block(x, *heads, fused=True, gated=True, norm_bias=False, bias=False):
     """Of a block: norm, attention, norm, feed-forward; ``heads`` and ``fused`` as in these."""
     feed = swiglu_mlp(x, fused) if gated else mlp(x)
     attention = self_attention(x, *heads, fused, bias)
     return norm(x, norm_bias, "norm_1").then(attention, norm(x, norm_bias, "norm_2"), feed)
 
 
-def bytes_by_rank(calls: Iterable[Call], ranks: int, itemsize: int) -> tuple[tuple[int, ...], ...]:
+def bytes_by_rank(calls, ranks, itemsize):
     """(sent, received) in bytes by each rank of the group in all of ``calls``.
 
     >>> bytes_by_rank(column_linear(Stream(1, 4, 2, ranks=2)).calls, 2, itemsize=8)

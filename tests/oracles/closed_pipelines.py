@@ -1,7 +1,7 @@
 """What published tables count by formulas that the package does not have."""
 
 
-def interleaved_makespan(p: int, m: int, v: int, stage: float, latency: float = 0.0) -> float:
+def interleaved_makespan(p, m, v, stage, latency=0.0):
     """Seconds of interleaved 1F1B as the Zero Bubble paper counts: mT + (p-1)T/v + ((2v-1)p-2)c.
 
     ``stage`` is T, the forward and backward seconds of all chunks of a device. From one chunk to
@@ -11,9 +11,7 @@ def interleaved_makespan(p: int, m: int, v: int, stage: float, latency: float = 
     return m * stage + (p - 1) * stage / v + ((2 * v - 1) * p - 2) * latency
 
 
-def gpipe_makespan(
-    forward: list[float], backward: list[float], microbatches: int, latency: float = 0.0
-) -> float:
+def gpipe_makespan(forward, backward, microbatches, latency=0.0):
     """Seconds of GPipe with any stage times: sum F + (m-1) max F, the same for B, 2 (p-1) c."""
     halves = sum(sum(t) + (microbatches - 1) * max(t) for t in (forward, backward))
     return float(halves + 2 * (len(forward) - 1) * latency)

@@ -8,7 +8,7 @@ FENCE = re.compile(
 SHELL, PYTHON = ("sh", "bash", "shell", "console"), ("python", "py")
 
 
-def blocks(text: str, languages: tuple[str, ...]) -> list[str]:
+def blocks(text, languages):
     """The fenced blocks whose first word after the fence is one of ``languages``."""
     found = ((m["info"].split(), m["body"]) for m in FENCE.finditer(text))
     return [body for info, body in found if info and info[0] in languages]

@@ -1,6 +1,5 @@
 """What the tests of figures share: the words that are really drawn, and what a figure shows."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -9,9 +8,9 @@ from matplotlib.collections import LineCollection
 from matplotlib.text import Text
 
 
-def drawn_texts(figure) -> list[Text]:
+def drawn_texts(figure):
     """What is really drawn: a tick outside the axes' limits has a label, but nobody sees it."""
-    drawn: dict[Text, None] = {}
+    drawn = {}
     draw = Text.draw
 
     def note(self, renderer, *args, **kwargs):
@@ -24,13 +23,13 @@ def drawn_texts(figure) -> list[Text]:
     return list(drawn)
 
 
-def words(figure) -> list[str]:
+def words(figure):
     """Every word of a figure or of a part of it that is not hidden."""
     found = figure.findobj(lambda a: isinstance(a, Text) and a.get_visible() and a.get_text())
     return [text.get_text() for text in found]
 
 
-def clipped(figure, texts: Sequence[Text], by: float = 0.0) -> list[str]:
+def clipped(figure, texts, by=0.0):
     """Those of ``texts`` that leave the picture by more than ``by`` pixels."""
     width, height = figure.canvas.get_width_height()
     low, high = _corners(texts)
@@ -38,7 +37,7 @@ def clipped(figure, texts: Sequence[Text], by: float = 0.0) -> list[str]:
     return [texts[i].get_text() for i in np.flatnonzero(out)]
 
 
-def overlaps(texts: Sequence[Text]) -> list[tuple[str, str]]:
+def overlaps(texts):
     """Pairs of ``texts`` that lie upon each other by more than a pixel both ways."""
     low, high = _corners(texts)
     shared = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
@@ -46,7 +45,7 @@ def overlaps(texts: Sequence[Text]) -> list[tuple[str, str]]:
     return [(texts[i].get_text(), texts[j].get_text()) for i, j in upon]
 
 
-def crossed(figure, texts: Sequence[Text]) -> list[tuple[str, str]]:
+def crossed(figure, texts):
     """(word, gid or label of a line) of those that a line runs through; one under the boxes of a
     figure cannot be seen there."""
     low, high = _corners(texts)
@@ -70,13 +69,13 @@ def crossed(figure, texts: Sequence[Text]) -> list[tuple[str, str]]:
     return found
 
 
-def _corners(texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:
+def _corners(texts):
     """Lower left and upper right corners [n, 2], in pixels."""
     boxes = np.array([text.get_window_extent().extents for text in texts]).reshape(-1, 4)
     return boxes[:, :2], boxes[:, 2:]
 
 
-def places(axes, gid: str) -> list[tuple[float, ...]]:
+def places(axes, gid):
     """x, y, width, height in data of the boxes and bars with this gid."""
     drawn = [each for each in axes.collections if each.get_gid() == gid]
     corners = [path.vertices for each in drawn for path in each.get_paths()]

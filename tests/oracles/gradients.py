@@ -3,9 +3,6 @@
 Everything is float64. ``f`` takes all operands and returns y; dy has the shape of y.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import numpy as np
 
 from tiledask.tile import array_namespace, to_numpy
@@ -14,17 +11,17 @@ STEP = 1e-5
 TOLERANCE = {"rtol": 1e-6, "atol": 2e-8}
 
 
-def draw(*shapes: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
+def draw(*shapes, seed=0):
     """Standard normal numbers in these shapes, the same whichever tests ran before."""
     rng = np.random.default_rng(seed)
     return [rng.standard_normal(shape) for shape in shapes]
 
 
-def inner(x: Any, y: Any) -> float:
+def inner(x, y):
     return float((x * y).sum())
 
 
-def along(f: Callable, operands: Sequence[Any], i: int, direction: Any, dy: Any) -> float:
+def along(f, operands, i, direction, dy):
     """<dy, f' direction> in operand i, by central differences."""
     ends = []
     for sign in (1, -1):
@@ -34,7 +31,7 @@ def along(f: Callable, operands: Sequence[Any], i: int, direction: Any, dy: Any)
     return inner(dy, ends[0] - ends[1]) / (2 * STEP)
 
 
-def numerical(f: Callable, operands: Sequence[Any], i: int, dy: Any) -> np.ndarray:
+def numerical(f, operands, i, dy):
     """The gradient in operand i, one element after the other."""
     xp = array_namespace(operands[i])
     found = np.empty(operands[i].shape)
@@ -45,7 +42,7 @@ def numerical(f: Callable, operands: Sequence[Any], i: int, dy: Any) -> np.ndarr
     return found
 
 
-def assert_gradients(f: Callable, operands: Sequence[Any], dy: Any, grads: Sequence[Any]) -> None:
+def assert_gradients(f, operands, dy, grads):
     """Each gradient is the transpose of f's derivative: element by element, and <dy, f' v> =
     <gradient, v> for directions v at random."""
     assert len(grads) == len(operands)
@@ -62,7 +59,7 @@ def assert_gradients(f: Callable, operands: Sequence[Any], dy: Any, grads: Seque
             assert abs(inner(grad, v) - expected) <= 1e-7 * (scale + 1), f"operand {i}"
 
 
-def assert_transpose(f: Callable, transpose: Callable, x: Any, dy: Any) -> None:
+def assert_transpose(f, transpose, x, dy):
     """<dy, f(x)> = <transpose(dy), x> for a linear f, to the last digits: no differences."""
     y, dx = f(x), transpose(dy)
     assert y.shape == dy.shape

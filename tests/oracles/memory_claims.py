@@ -1,8 +1,5 @@
 """Claims about memory of four questions, each with the way out that arithmetic names."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 
@@ -13,16 +10,16 @@ LAYER = 6_500_000_000
 """Parameters of 4 bytes that make 26 GB."""
 
 
-def _pipeline(schedule: str, recompute: str = "none") -> dict[str, Any]:
+def _pipeline(schedule, recompute="none"):
     layout = Layout(pp=2, microbatches=8, schedule=schedule, recompute=recompute)
     return {"what": DECODER, "layout": layout, "capacity": "3MB", "sequence": 64}
 
 
-def _states(parameters: int, capacity: str, recipe: str, **layout: int) -> dict[str, Any]:
+def _states(parameters, capacity, recipe, **layout):
     return {"what": parameters, "layout": Layout(**layout), "capacity": capacity, "recipe": recipe}
 
 
-CASES: Mapping[str, dict[str, dict[str, Any]]] = {
+CASES = {
     "200 B parameters on 40 GB, run at 1:1000": {
         "full copies, fp16 weights": _states(200 * 10**9, "40GB", "fp16-weights", dp=10),
         "full copies, training": _states(200 * 10**9, "40GB", "mixed-adam-16", dp=160),

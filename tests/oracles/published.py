@@ -15,12 +15,11 @@ ranking.json               the estimate's first choice         how much slower t
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tiledask as td
-from tiledask.lab.accuracy import PublishedRun, model_of, published_runs
+from tiledask.lab.accuracy import model_of, published_runs
 from tiledask.plan.data import data_file, shipped_json
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.overhead import overhead_of
@@ -29,11 +28,10 @@ from tiledask.plan.inputs.hardware import load_cluster
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.tables import MARKS, Table, print_parts
 
-GROUPS: dict[str, dict[str, Any]] = shipped_json("published", "groups.json")
+GROUPS = shipped_json("published", "groups.json")
 """By key: the name, the goal, what a reader must know; of bytes also what devices show beside the
 ledger's, and whether all rows set constants, or every second one."""
-Case = dict[str, Any]
-UNEXPLAINED: dict[str, str] = shipped_json("published", "unexplained.json")
+UNEXPLAINED = shipped_json("published", "unexplained.json")
 """Why a row contradicts others of its own source, by id: no model can be right on both."""
 WORKSPACES = 2 * 32 * 2**20
 """Bytes that PyTorch and Transformer Engine give cuBLAS on Hopper and Blackwell."""
@@ -55,14 +53,14 @@ class PublishedRow(NamedTuple):
     """The constants of the model were fitted to it, among others."""
 
     @property
-    def error(self) -> float:
+    def error(self):
         """Relative: ours / published - 1."""
         if self.published == 0:
             return 0.0 if self.ours == 0 else float("inf")
         return self.ours / self.published - 1
 
     @property
-    def exact(self) -> bool | None:
+    def exact(self):
         """Whether it is reproduced to the digits that are printed; None for a measurement."""
         return None if self.allowed is None else abs(self.ours - self.published) <= self.allowed
 
@@ -79,13 +77,13 @@ class PublishedGroup(NamedTuple):
     """What a reader of the errors must know."""
 
     @property
-    def errors(self) -> tuple[float, float]:
+    def errors(self):
         """(mean, worst) absolute error of all rows, relative."""
         sizes = [abs(row.error) for row in self.rows]
         return statistics.mean(sizes), max(sizes)
 
     @property
-    def met(self) -> bool:
+    def met(self):
         """Whether the goal is reached."""
         if self.mean is None:
             return all(row.exact for row in self.rows)
@@ -93,7 +91,7 @@ class PublishedGroup(NamedTuple):
         return mean <= self.mean and (self.worst is None or worst <= self.worst)
 
 
-def group_of(key: str, rows: Iterable[PublishedRow]) -> PublishedGroup:
+def group_of(key, rows):
     """The group of that key."""
     known = GROUPS[key]
     remark = known.get("remark", "").replace("$uncounted", memory_of("llama-3").uncounted)
@@ -101,56 +99,52 @@ def group_of(key: str, rows: Iterable[PublishedRow]) -> PublishedGroup:
     return PublishedGroup(known["name"], tuple(rows), *goal, remark)
 
 
-def exact() -> list[PublishedGroup]:
+def exact():
     """The groups of numbers that arithmetic reproduces."""
-    groups: dict[str, list[PublishedRow]] = {}
+    groups = {}
     for row in shipped_json("published", "exact.json"):
-        facts = row["id"], row["quantity"], row["expected"], ours(row), row.get("unit", "")
+        model = model_of(row["model"]) if "model" in row else None
+        number = OURS[row["what"]](row, model) / row.get("in", 1)
+        facts = row["id"], row["quantity"], row["expected"], number, row.get("unit", "")
         made = PublishedRow(*facts, row.get("allowed", 0), row.get("note", ""))
         groups.setdefault(row["group"], []).append(made)
     return [PublishedGroup(name, tuple(rows)) for name, rows in groups.items()]
 
 
-def ours(row: Case) -> float:
-    """Our number in the place of a row's of exact.json."""
-    model = model_of(row["model"]) if "model" in row else None
-    number = OURS[row["what"]](row, model)
-    return number / row["in"] if "in" in row else number
-
-
-def _states(row: Case, model: Any) -> float:
+def _states(row, model):
     count = model.parameters if model else row["parameters"]
     return sum(state_bytes(count, row["recipe"], row.get("zero", 0), row.get("dp", 1)).values())
 
 
-def _matrices(row: Case, model: Any) -> float:
+def _matrices(row, model):
     """States of the matrices of the first stage."""
     split = td.Layout(tp=row["tp"], pp=row["pp"])
     matrices = sum(w.count(split.tp) for w in model.layer if w.kind == "matrix")
     each = load_recipe(row["recipe"]).bytes_per_parameter
-    return float(matrices * split.stage_layers(0, model.layers) * each)
+    return matrices * split.stage_layers(0, model.layers) * each
 
 
-def _held(row: Case, model: Any, moment: str, tensor: str) -> float:
+def _held(row, model, moment, tensor):
     """Bytes of a class on the first stage, whatever the recipe; or percent of another layout's."""
-    held = []
-    for layout in filter(row.__contains__, ("layout", "percent of")):
+
+    def held(layout):
         run = model, td.Layout(**row[layout]), "mixed-adam-18", row["sequence"]
-        held.append(td.estimate_memory(*run).ledger.by_tensor(0, moment)[tensor])
-    return 100 * held[0] / held[1] if held[1:] else held[0]
+        return td.estimate_memory(*run).ledger.by_tensor(0, moment)[tensor]
+
+    return 100 * held("layout") / held("percent of") if "percent of" in row else held("layout")
 
 
-def _layer(row: Case, model: Any, **how: Any) -> int:
+def _layer(row, model, **how):
     """Bytes of the activations of a layer."""
     return layer_bytes(model, td.Layout(**row.get("layout", {}), **how), row["sequence"])
 
 
-def _core(row: Case, model: Any) -> int:
+def _core(row, model):
     """Bytes that are recomputed if attention's core is."""
     return _layer(row, model) - _layer(row, model, recompute="selective")
 
 
-OURS: dict[str, Callable[[Case, Any], float]] = {
+OURS = {
     "parameters": lambda row, model: model.parameters,
     "active_parameters": lambda row, model: model.active_parameters,
     "less parameters": lambda row, model: row["of"] - model.parameters,
@@ -171,7 +165,7 @@ OURS: dict[str, Callable[[Case, Any], float]] = {
 
 
 @cache
-def measured(key: str) -> PublishedGroup:
+def measured(key):
     """A group of what was measured of runs."""
     group, rows = GROUPS[key], []
     for at, run in enumerate(published_runs()[key]):
@@ -184,7 +178,7 @@ def measured(key: str) -> PublishedGroup:
     return group_of(key, rows)
 
 
-def _ours(run: PublishedRun, beside: str | None) -> float:
+def _ours(run, beside):
     if run.quantity == "fits":
         return int(run.verdict != "no")
     if run.is_timed:
@@ -196,18 +190,18 @@ def _ours(run: PublishedRun, beside: str | None) -> float:
     return shown / (2**30 if run.unit == "GiB" else 1e9)
 
 
-def _beside(run: PublishedRun, framework: str, what: str | None) -> int:
+def _beside(run, framework, what):
     """Bytes that devices show beside the ledger's."""
     if what == "default":
         return int(overhead_of(td.Layout(dp=run.layout.devices)))
     if what == "framework":
         return int(overhead_of(td.Layout(), framework))
-    if what == "allocator":  # what PyTorch's reserves: neither context nor NCCL
-        return memory_of(framework).allocator_bytes
-    return WORKSPACES if what == "workspaces" else 0
+    # what PyTorch's allocator reserves: neither context nor NCCL
+    reserved = memory_of(framework).allocator_bytes if what == "allocator" else 0
+    return WORKSPACES if what == "workspaces" else reserved
 
 
-def _note(run: PublishedRun) -> str:
+def _note(run):
     if run.quantity == "fits":
         return f"{'ran' if run.measured else 'out of memory'}; {run.verdict}"
     if run.case in UNEXPLAINED and run.is_timed:
@@ -217,14 +211,14 @@ def _note(run: PublishedRun) -> str:
 
 
 @cache
-def fitted_keys() -> frozenset[str]:
+def fitted_keys():
     """Runs that the constants of a program were fitted to."""
     files = data_file("calibration", "framework").glob("*.json")
     known = (json.loads(path.read_text("utf-8")) for path in files)
     return frozenset(key for each in known for key in each.get("fitted", ()))
 
 
-def ranking() -> PublishedGroup:
+def ranking():
     """How much longer than the best measured layout the estimate's first choice takes."""
     case = shipped_json("published", "ranking.json")
     model, shapes = model_of(case["model"]), case["candidates"]
@@ -241,12 +235,12 @@ def ranking() -> PublishedGroup:
 
 
 @cache
-def groups() -> tuple[PublishedGroup, ...]:
+def groups():
     """All groups, from exact counts to measured times."""
     return (*exact(), *map(measured, published_runs()), ranking())
 
 
-def summary() -> Table:
+def summary():
     """A row for each group."""
     left_out, lines = shipped_json("calibration", "left_out.json"), []
     for group in groups():
@@ -266,7 +260,7 @@ def summary() -> Table:
     return Table(head, lines, left=range(len(head)))
 
 
-def _errors(rows: Sequence[PublishedRow]) -> str:
+def _errors(rows):
     if not rows:
         return ""
     if all(row.exact is not None for row in rows):
@@ -274,14 +268,14 @@ def _errors(rows: Sequence[PublishedRow]) -> str:
     return _sizes(len(rows), *PublishedGroup("", tuple(rows)).errors)
 
 
-def _sizes(count: int, mean: float, worst: float) -> str:
+def _sizes(count, mean, worst):
     return f"{100 * mean:.1f} %, worst {100 * worst:.1f} % ({count:.0f})"
 
 
-def memory_errors() -> dict[str, list[float]]:
+def memory_errors():
     """Measured over estimated bytes by framework, each that differs once: what
     data/calibration/memory_errors.json has for the verdict."""
-    found: dict[str, set[float]] = {}
+    found = {}
     for key, runs in published_runs().items():
         if runs[0].unit in ("GB", "GiB") and "mean" in GROUPS[key]:
             for row, run in zip(measured(key).rows, runs, strict=True):
@@ -290,7 +284,7 @@ def memory_errors() -> dict[str, list[float]]:
     return {framework: sorted(ratios) for framework, ratios in sorted(found.items())}
 
 
-def main() -> None:
+def main():
     """Print the goals, and write the errors of memory."""
     errors = json.dumps(memory_errors(), indent=1) + "\n"
     data_file("calibration", "memory_errors.json").write_text(errors, encoding="utf-8")

@@ -2,28 +2,27 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "data" / "published"
 
 
-def load_cases(name: str) -> list[dict]:
+def load_cases(name):
     return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
-def matching(case: dict, patterns) -> list[str]:
+def matching(case, patterns):
     """Which of ``patterns`` match the whole id of ``case``."""
     return [pattern for pattern in patterns if re.fullmatch(pattern, case["id"])]
 
 
-def check_of(case: dict, checks: Mapping[str, Callable]) -> Callable:
+def check_of(case, checks):
     """The one function that checks ``case``."""
     (pattern,) = matching(case, checks)
     return checks[pattern]
 
 
-def assert_nothing_in_silence(cases, checks, not_covered, *, total: int, uncovered: int) -> None:
+def assert_nothing_in_silence(cases, checks, not_covered, *, total, uncovered):
     """Every case is checked by exactly one function or named in ``not_covered``, never both; none
     of the patterns is a leftover. A case that comes or goes is seen by its count."""
     assert len({case["id"] for case in cases}) == len(cases) == total

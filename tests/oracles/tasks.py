@@ -1,14 +1,12 @@
 """Every task there is, made once, and an answer to each that is found and not typed."""
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import tiledask as td
 from tiledask.lab.tasks import puzzle_names
 
 
-def text(name: str, stages: int, microbatches: int, **options: int) -> str:
+def text(name, stages, microbatches, **options):
     """The order of a schedule, as an answer is written."""
     return td.schedule(name, stages, microbatches, **options).to_text()
 
@@ -17,7 +15,7 @@ EXERCISES = td.tasks.exercise_names()
 
 
 @cache
-def task(name: str) -> Any:
+def task(name):
     """The puzzle or exercise of this name."""
     return td.task(name)
 
@@ -46,7 +44,7 @@ def cannon(skewed=True, by=1, further=0):
     return algorithm
 
 
-ANSWERS: dict[str, list] = {
+ANSWERS = {
     "cannon": [
         cannon(skewed=False),
         lambda row, column, a, b: a @ b,
@@ -55,15 +53,9 @@ ANSWERS: dict[str, list] = {
     ],
 }
 """Answers that JSON cannot hold, which rows of tests/golden/judged*.json.gz name by their place."""
-
-
-def furthest_apart(exercise: Any) -> str:
-    return max(exercise.runs, key=lambda name: exercise.again(name).max())
-
-
-FOUND: dict[str, Callable[[Any], Any]] = {
+FOUND = {
     **{name: lambda puzzle: puzzle.solve() for name in puzzle_names()},
     "cannon": lambda _: cannon(),
-    "faulty-run": furthest_apart,
+    "faulty-run": lambda task: max(task.runs, key=lambda name: task.again(name).max()),
 }
 """Task -> who finds an answer that meets every target."""

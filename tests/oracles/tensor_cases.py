@@ -1,14 +1,9 @@
 """What tests of tensor-parallel layers share: run on threads, compare with one device, count."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from oracles.closed_layers import LayerCalls, bytes_by_rank
+from oracles.closed_layers import bytes_by_rank
 
 from tiledask.distributed import tensor as T
-from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.plan.program.count import calls
 
@@ -21,12 +16,12 @@ TOLERANCE = 1e-12
 """Of the largest element, in float64."""
 
 
-def spread(group: Group, x: np.ndarray, sequence: bool) -> T.Placed:
+def spread(group, x, sequence):
     """x [b, s, h] on every rank, or sharded along its tokens."""
     return T.shard(group, x, 1) if sequence else T.replicate(x)
 
 
-def assert_close(got: np.ndarray, expected: np.ndarray, what: str = "") -> None:
+def assert_close(got, expected, what=""):
     """To 1e-12 of the largest element, whatever the elements."""
     assert got.shape == expected.shape, f"{what}: {got.shape}, not {expected.shape}"
     assert got.dtype == expected.dtype, what
@@ -36,16 +31,16 @@ def assert_close(got: np.ndarray, expected: np.ndarray, what: str = "") -> None:
 
 
 def check(
-    t: int,
-    program: Callable[[Group], dict[str, Any]],
-    expected: dict[str, Any],
-    planned: LayerCalls | None,
-) -> Ranks:
+    t,
+    program,
+    expected,
+    planned,
+):
     """``program(group)``, of one layer, on t ranks: what it returns is what one device finds, and
     what it calls is ``planned`` (not looked at if None) and what the layer's program says, to the
     byte and in that order, on every rank."""
 
-    def bound(rank: Any) -> dict[str, Any]:
+    def bound(rank):
         found = program(rank.group())
         (layer,) = rank.group().bound.values()
         said = [
@@ -69,7 +64,7 @@ def check(
     return done
 
 
-def assert_calls(done: Ranks, planned: LayerCalls, t: int, itemsize: int = 8) -> None:
+def assert_calls(done, planned, t, itemsize=8):
     """What every rank called is what was planned: label, kind, ranks, bytes, messages, barriers."""
     for rank in range(t):
         mine = [call for call in planned.calls if rank in call.members]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @cache
-def recorded_traces() -> dict[str, Path]:
+def recorded_traces():
     """Name -> where it lies while this process runs."""
     folder = Path(tempfile.mkdtemp(prefix="traces-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -14,7 +14,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 ORACLES = Path(__file__).parent
 FILE = ORACLES / "transformers_counts.json.gz"
@@ -23,7 +22,7 @@ WITHIN = {"step3p7": "step3p7", "qwen2_vl_text": "qwen2_vl"}
 SAME = {"minimax_m3": "minimax_m3_vl_text"}
 
 
-def class_of(kind: str, wrapper: bool = False) -> Any:
+def class_of(kind, wrapper=False):
     """The class of a family's config, or of the wrapper that alone has it."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -33,7 +32,7 @@ def class_of(kind: str, wrapper: bool = False) -> Any:
     return CONFIG_MAPPING[SAME.get(kind, kind)]
 
 
-def counted(kind: str, values: dict[str, Any]) -> int:
+def counted(kind, values):
     """Parameters of the language model of a config."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -60,7 +59,7 @@ def counted(kind: str, values: dict[str, Any]) -> int:
     return many + biases
 
 
-def main(kinds: list[str]) -> None:
+def main(kinds):
     found = json.loads(gzip.decompress(FILE.read_bytes()))
     if kinds[:1] == ["--add"]:
         kind, path, *changes = kinds[1:]
