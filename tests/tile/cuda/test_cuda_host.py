@@ -252,85 +252,54 @@ def test_what_a_launch_cannot_count_is_refused(kernel, rows, words):
 
 # -- planted faults ------------------------------------------------------------------------------
 
-OF_THE_TEXTBOOK = r"""
-tiles read before they are complete: __syncthreads();  // both => // both
-tiles overwritten while they are read: __syncthreads();  // everyone => // everyone
-one row too many is loaded: row < rows - row0 => row <= rows - row0
-the last steps along k are lost: step < k; => step + TILE <= k;
-a barrier only some threads reach: __syncthreads();  // both => if (x) __syncthreads();  // both
-beta = 0 reads C: if (HAS_BETA) y += e => y += e
-"""
-OF_SGEMM = r"""
-steps without copies are not counted:
-    copies_commit();  // with => if (copied < steps) copies_commit();  // with
-nobody waits for the copies: copies_wait<STAGES - 2>(); =>
-a stage is refilled while others read it: __syncthreads();  // this => // this
-a row too many is copied: lines ? max( => lines + 1 ? max(
-k does not advance in a turned operand: TURNED ? TILE_K * line : TILE_K => TILE_K
-a ragged band is walked as if it were whole: min(RASTER, down - band * RASTER) => RASTER
-"""
-OF_MMA = r"""
-the stage that is read is refilled: STAGES - 1; ++s) copy_next => STAGES; ++s) copy_next
-the last step is lost: (k + TILE_K - 1) / TILE_K => k / TILE_K
-no edge is looked for along k: && left >= TILE_K =>
-chunks are not where they were put:
-    panel + Layout::at(start + e, p + d + lane % 8)
-    => panel + Layout::at(start + e, p + d) + lane % 8 * Layout::LENGTH
-lanes read rows before they are put: __syncwarp();  // all lanes have put => //
-"""
-OF_THE_EPILOGUE = r"""
-one row too many: r * ROW_STEP < down && => r * ROW_STEP <= down &&
-the bias of a column too many: column < right => column <= right
-beta is forgotten: y[q] += e.beta * => y[q] +=
-what goes to C goes beside it: write(c.before, y); => write(c.data, y);
-"""
-"""In what all kernels but the first do with their sums (epilogue.cuh)."""
-OF_WGMMA = r"""
-a stage is read before its bytes are there: barrier_wait(s.full(ring.stage), ring.parity); => ;
-a stage is filled while it is read: barrier_wait(s.empty(ring.stage), ring.parity ^ 1); => ;
-the phase never changes: parity ^= 1; => ;
-a stage is released before it was read:
+# kernel: fault: before => after; what is indented goes on
+FAULTS = r"""
+smem_tiled: tiles read before they are complete: __syncthreads();  // both => // both
+smem_tiled: one row too many is loaded: row < rows - row0 => row <= rows - row0
+smem_tiled: a barrier only some threads reach:
+    __syncthreads();  // both => if (x) __syncthreads();  // both
+smem_tiled: beta = 0 reads C: if (HAS_BETA) y += e => y += e
+sgemm_warptiled: nobody waits for the copies: copies_wait<STAGES - 2>(); =>
+sgemm_warptiled: a stage is refilled while others read it: __syncthreads();  // this => // this
+sgemm_warptiled: a ragged band is walked as if it were whole:
+    min(RASTER, down - band * RASTER) => RASTER
+mma_multistage: the stage that is read is refilled:
+    STAGES - 1; ++s) copy_next => STAGES; ++s) copy_next
+mma_multistage: no edge is looked for along k: && left >= TILE_K =>
+mma_multistage: lanes read rows before they are put: __syncwarp();  // all lanes have put => //
+wgmma_ws_persistent: one row too many: r * ROW_STEP < down && => r * ROW_STEP <= down &&
+wgmma_ws_persistent: what goes to C goes beside it: write(c.before, y); => write(c.data, y);
+wgmma_ws_persistent: a stage is read before its bytes are there:
+    barrier_wait(s.full(ring.stage), ring.parity); => ;
+wgmma_ws_persistent: a stage is released before it was read:
     if (k0 > 0) release(s, before, thread); => release(s, ring.stage, thread);
-nobody waits for the products: wgmma_wait<1>(); =>
-no fence before the products: wgmma_begin();\n =>
-too many bytes are announced:
+wgmma_ws_persistent: nobody waits for the products: wgmma_wait<1>(); =>
+wgmma_ws_persistent: no fence before the products: wgmma_begin();\n =>
+wgmma_ws_persistent: too many bytes are announced:
     barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES)
     => barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES + 16)
-the next tile overwrites the panels: if (thread == 0) stores_have_read(); =>
-the neighbour's producer is not told: if (thread < CLUSTER) barrier => if (thread < 1) barrier
-blocks leave while others write to them: cluster_sync();  // nobody leaves => // nobody leaves
-barriers are used before they are made: cluster_sync();\n\n => \n
-the tile of C is not fenced: tile_writes_done();\n =>
-the last tile of C never leaves: if (thread == 0) stores_are_done(); =>
-the descriptor of A has the wrong stride:
-    PANEL_BYTES, 8 * ROW_BYTES); => PANEL_BYTES, 4 * ROW_BYTES);
-registers are taken that nobody gave: registers_down_to<40>(); =>
+wgmma_ws_persistent: blocks leave while others write to them:
+    cluster_sync();  // nobody leaves => // nobody leaves
+wgmma_ws_persistent: barriers are used before they are made: cluster_sync();\n\n => \n
+wgmma_ws_persistent: the tile of C is not fenced: tile_writes_done();\n =>
+wgmma_ws_persistent: the last tile of C never leaves: if (thread == 0) stores_are_done(); =>
+wgmma_ws_persistent: registers are taken that nobody gave: registers_down_to<40>(); =>
 """
-MANY = replace(BASE, m=400, n=304, k=420)
-WAYS = [EVERYTHING, replace(EVERYTHING, layouts="CCS")]  # C by pairs, and one by one
-TURNED = [panel(SGEMM, shape, "FFC") for shape in ((60, 60, 120), (20, 70, 37), (64 * 9, 65, 3))]
-PLANTED = [
-    *((SMEM, OF_THE_TEXTBOOK, [*textbook(SHAPES)]), (SGEMM, OF_SGEMM, TURNED)),
-    (MMA, OF_MMA, [panel(MMA, shape) for shape in ((60, 60, 300), (20, 70, 75))]),
-    *((WGMMA, OF_THE_EPILOGUE, [case]) for case in WAYS),
-    (WGMMA, OF_WGMMA, [MANY]),
-]
+SHOWING = {
+    SMEM: [*textbook(SHAPES)],
+    SGEMM: [panel(SGEMM, of, "FFC") for of in ((60, 60, 120), (20, 70, 37), (64 * 9, 65, 3))],
+    MMA: [panel(MMA, shape) for shape in ((60, 60, 300), (20, 70, 75))],
+    WGMMA: [replace(BASE, m=400, n=304, k=420), EVERYTHING],
+}
 
 
-def planted():
-    """Each fault of a text, ``name: before => after``; what is indented goes on."""
-    for kernel, text, cases in PLANTED:
-        for entry in re.split(r"\n(?=\S)", text.strip()):
-            name, _, fault = entry.partition(":")
-            texts = tuple(x.strip().replace(r"\n", "\n") for x in fault.split("=>"))
-            yield pytest.param(kernel, texts, cases, id=f"{kernel}: {name}")
-
-
-@pytest.mark.few(12)
-@pytest.mark.parametrize(("kernel", "fault", "cases"), [*planted()])
-def test_a_planted_fault_is_caught(tmp_path, kernel, fault, cases):
-    orders = [replace(c, seed=c.seed + n) for n in range(1 if kernel == SMEM else 4) for c in cases]
-    with host_gpu(tmp_path, [fault]) as gpu:
+@pytest.mark.parametrize("fault", re.split(r"\n(?=\S)", FAULTS.strip()))
+def test_a_planted_fault_is_caught(tmp_path, fault):
+    kernel, _, texts = re.split(r":\s", fault, maxsplit=2)
+    texts = tuple(x.strip().replace(r"\n", "\n") for x in texts.split("=>"))
+    seeds = range(1 if kernel == SMEM else 4)
+    orders = [replace(case, seed=case.seed + n) for n in seeds for case in SHOWING[kernel]]
+    with host_gpu(tmp_path, [texts]) as gpu:
         assert gpu.catches(orders, kernel, TILES[kernel])
 
 
