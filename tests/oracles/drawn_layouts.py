@@ -41,16 +41,12 @@ class Layout(NamedTuple):
     @property
     def options(self):
         """What `train` is given beside the ranks."""
-        name, devices = self.schedule, self.shape[2]
-        if name == "interleaved":
-            name = td.schedule(name, len(self.cut), self.microbatches, devices=devices)
-        return {
-            "schedule": name,
-            "cut": self.cut,
-            "zero": self.zero,
-            "microbatches": self.microbatches,
-            "sequence_parallel": self.sequence_parallel,
-        }
+        shape, *_ = self
+        told = {name: value for name, value in self._asdict().items() if name != "shape"}
+        if self.schedule == "interleaved":
+            stages = len(self.cut), self.microbatches
+            told["schedule"] = td.schedule(self.schedule, *stages, devices=shape[2])
+        return told
 
     def __str__(self):
         at, cut = "x".join(map(str, self.shape)), ".".join(map(str, self.cut))

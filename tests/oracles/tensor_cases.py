@@ -30,12 +30,7 @@ def assert_close(got, expected, what=""):
     assert off <= TOLERANCE * largest, f"{what}: off by {off:.3g} of {largest:.3g}"
 
 
-def check(
-    t,
-    program,
-    expected,
-    planned,
-):
+def check(t, program, expected, planned):
     """``program(group)``, of one layer, on t ranks: what it returns is what one device finds, and
     what it calls is ``planned`` (not looked at if None) and what the layer's program says, to the
     byte and in that order, on every rank."""
@@ -43,9 +38,8 @@ def check(
     def bound(rank):
         found = program(rank.group())
         (layer,) = rank.group().bound.values()
-        said = [
-            (c.label.partition("/")[2], *c[1:]) for c in calls(layer.program.check(), rank.index)
-        ]
+        planned = calls(layer.program.check(), rank.index)
+        said = [(c.label.partition("/")[2], *c[1:]) for c in planned]
         assert said == [(r.label, r.kind, r.sent, r.received, r.messages) for r in rank.records]
         return found
 
@@ -68,10 +62,10 @@ def assert_calls(done, planned, t, itemsize=8):
     """What every rank called is what was planned: label, kind, ranks, bytes, messages, barriers."""
     for rank in range(t):
         mine = [call for call in planned.calls if rank in call.members]
+        moved = [each.cost(itemsize).of_rank(each.members.index(rank)) for each in mine]
         wanted = [
-            (each.label, each.kind, each.members, *each.cost(itemsize).of_rank(at), number)
-            for number, each in enumerate(mine)
-            for at in [each.members.index(rank)]
+            (each.label, each.kind, each.members, *of_rank, number)
+            for number, (each, of_rank) in enumerate(zip(mine, moved, strict=True))
         ]
         counted = [
             (r.label, r.kind, r.group, r.sent, r.received, r.messages, r.barrier)
