@@ -14,10 +14,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 import numpy as np
-from gpu.devices import release
+from gpu.devices import memory_of, release
 
-from tiledask.errors import KernelError
-from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import accumulator, as_dtype, namespace, synchronize
 from tiledask.tile.product import matmul
 from tiledask.tile.table import kernels
@@ -129,7 +127,7 @@ class Clock:
     def __init__(self, arrays):
         self.cp = namespace("cupy") if arrays == "cupy" else None
         if self.cp:
-            self.memory = self.cp.empty(min(2**30, self._free() // 16), "u1")
+            self.memory = self.cp.empty(min(2**30, memory_of(arrays) // 32), "u1")
             for _ in range(2):
                 self.fill_seconds = self.burst(lambda _: self.memory.fill(0), 1, 8)[0]
 
@@ -138,14 +136,9 @@ class Clock:
         if not self.cp:
             return 2
         cuda = self.cp.cuda
-        l2 = int(cuda.runtime.getDeviceProperties(cuda.Device().id)["l2CacheSize"])
+        l2 = cuda.runtime.getDeviceProperties(cuda.Device().id)["l2CacheSize"]
         size = (work.m * work.k + work.k * work.n + work.m * work.n) * work.dtype.itemsize
-        sets = max(2, min(8, -(-4 * l2 // size)))
-        # numbers are drawn in float32, and the reference is made of float64
-        if 3 * sets * size > self._free():
-            need, free = format_bytes(3 * sets * size), format_bytes(self._free())
-            raise KernelError(f"{sets} sets of operands need {need}, {free} of this GPU are free")
-        return sets
+        return max(2, min(8, -(-4 * l2 // size)))
 
     def plan(self, run, sets):
         """How ``run`` is to be timed, after some products that warmed up."""
@@ -175,10 +168,6 @@ class Clock:
             end.synchronize()
             took = self.cp.cuda.get_elapsed_time(begin, end) / 1e3 / products
         return took, launch
-
-    def _free(self):
-        free, _ = self.cp.cuda.runtime.memGetInfo()
-        return free + self.cp.get_default_memory_pool().free_bytes()
 
 
 # -- the contest -----------------------------------------------------------------------------------
@@ -221,9 +210,9 @@ def contest(work, names, arrays, rounds=15):
 
     rows = {}
     for name in (library, *names):
-        row = {"work": str(work), "way": name, "kernel": name, **asdict(work)}
-        rows[name] = row | dict(zip(("state", "why", "error"), tried(name), strict=True))
-        rows[name]["error limit"] = work.limit
+        state, why, error = tried(name)
+        rows[name] = {"work": str(work), "way": name, "kernel": name, **asdict(work)}
+        rows[name] |= {"state": state, "why": why, "error": error, "error limit": work.limit}
     runs = {name: product(name) for name, row in rows.items() if row["state"] == "timed"}
     plans = {name: clock.plan(run, len(sets)) for name, run in runs.items()}
     bursts, rng = {name: [] for name in runs}, np.random.default_rng(0)
