@@ -10,6 +10,7 @@ Holds `tiledask.tile.cuda`.
 import re
 from dataclasses import replace
 from itertools import product
+from random import Random
 
 import numpy as np
 import pytest
@@ -26,10 +27,9 @@ from tiledask.tile.levels import traffic
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 SMEM, SGEMM, MMA, WGMMA = (kernel for kernel in configs if kernel != "tiled")
-WIDE, NARROW = (each.block for each in configs[WGMMA])
-LARGE, SMALL = (each.block for each in configs[SGEMM])
-LARGE_16, SMALL_16 = (each.block for each in configs[MMA])
-TILES = {SMEM: (8, 8, 8), SGEMM: SMALL, MMA: SMALL_16, WGMMA: NARROW}
+TILES = {kernel: [each.block for each in configs[kernel]] for kernel in (SGEMM, MMA, WGMMA)}
+TILES = {SMEM: [(extent,) * 3 for extent in (8, 16, 32)]} | TILES
+SMALL = {kernel: tiles[0 if kernel == SMEM else -1] for kernel, tiles in TILES.items()}
 ALL = {"beta": -1.0, "bias": True, "gelu": True, "before": True}
 
 
@@ -39,81 +39,80 @@ def gpu(tmp_path_factory):
         yield found
 
 
-# -- the textbook kernel ---------------------------------------------------------------------------
-
-SHAPES = [(1, 1, 1), (8, 8, 8), (16, 8, 24), (9, 7, 17), (5, 19, 33), (33, 34, 31), (1, 40, 8)]
-LAYOUTS = ["".join(x) for x in product("CF", repeat=3)] + ["SSS"]
-ENDINGS = [
-    {},
-    {"beta": 1.0},
-    {"alpha": -0.5, "beta": 2.0},
-    {"bias": True},
-    {"alpha": 0.5, **ALL},
-]
+# -- any product -----------------------------------------------------------------------------------
 
 
-def textbook(shapes):
-    for seed, (shape, layouts, ending) in enumerate(product(shapes, LAYOUTS, ENDINGS)):
-        yield GemmCase(*shape, layouts, margin=1, seed=seed, **ending)
+def usual(kernel, m, n, k, layouts="CCC", **more):
+    """A case of the kernel's first type."""
+    dtype = "bfloat16" if kernel in (MMA, WGMMA) else "float32"
+    return GemmCase(m, n, k, layouts, **{"dtype": dtype} | more)
 
 
-@pytest.mark.few(5)
-@pytest.mark.parametrize("extent", [8, 16, 32])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_smem_agrees_with_float64(gpu, extent, shape):
-    m, n, k = shape
-    for case in textbook([shape]):
-        said = gpu.loads(case, SMEM, (extent,) * 3)
-        assert said == traffic(m, n, k, extent, 4, accumulate=case.beta != 0)
-
-
-# -- panels by cp.async ----------------------------------------------------------------------------
-
-
-def panel(kernel, shape, layouts="CCC", margin=8, **more):
-    """A case of sgemm, or of mma in bf16."""
-    dtype = "bfloat16" if kernel == MMA else "float32"
-    return GemmCase(*shape, layouts, **{"dtype": dtype} | more, margin=margin)
-
-
-def around(k):
-    """(m, n, k) around tiles of 64 x 64 and steps of ``k`` along k: none whole, one, more, less."""
-    return [
-        *((1, 1, 1), (64, 64, k), (63, 65, k + 1), (65, 63, k - 1), (64, 64, k // 8 + 3)),
-        *((5, 70, 3 * k), (70, 5, 4 * k), (62, 61, 3 * k + 4), (3, 3, 3 * k - 1)),
+def drawn(kernel, number):
+    """(a product, its tile, whether blocks go in pairs): extents around tiles, none whole, one,
+    more; operands of every layout, on boundaries or off, where they are copied; any ending."""
+    draw = Random(f"{kernel} {number}")
+    tile = draw.choice(TILES[kernel])
+    times = ((0, 1, 1, 2, 3),) * 2 + ((0, 1, 2, 3, 5),)
+    extents = [
+        t * draw.choice(of) + draw.choice((-1, 0, 0, 1, 4, 7))
+        for t, of in zip(tile, times, strict=True)
     ]
+    halves = {"dtype": draw.choice(("bfloat16", "bfloat16", "float16"))}
+    halves["out_dtype"] = draw.choice(("", "", "float32"))
+    gelu = draw.random() < 0.4
+    case = usual(
+        *(kernel, *(max(1, extent) for extent in extents)),
+        layouts="".join(draw.choices("CCFFS", k=3)),
+        margin=draw.choice((8, 8, 1)),
+        alpha=draw.choice((1.0, 1.0, -0.5)),
+        beta=draw.choice((0.0, 0.0, 1.0, 2.0)),
+        bias=draw.random() < 0.4,
+        gelu=gelu,
+        before=gelu and draw.random() < 0.5,
+        seed=number,  # of the numbers, and of the order of threads
+        **(halves if kernel in (MMA, WGMMA) else {}),
+    )
+    return kernel, case, tile, draw.choice((1, 2))
 
 
-ENDED = [
-    {"shape": (66, 65, 40), "layouts": "CCS", "beta": 1.0, "bias": True},
-    {"shape": (64 * 8 + 3, 130, 40)},  # a whole band of tiles and a ragged one
-    *({"shape": (66, 70, 40), "layouts": how, **end} for how in ("CCC", "FFF") for end in ENDINGS),
-    *({"shape": (66, 70, 40), "seed": seed} for seed in range(2, 8)),
+BASE = usual(WGMMA, 200, 152, 150)
+"""Rows and columns of C end on boundaries of 16 bytes, so that it leaves through shared memory."""
+EVERYTHING = replace(BASE, out_dtype="float32", alpha=0.7, **ALL)
+BY_HAND = [
+    *((WGMMA, replace(BASE, layouts="".join(x)), SMALL[WGMMA], 2) for x in product("CF", repeat=3)),
+    *((WGMMA, usual(WGMMA, 300, 296, 420, seed=n), SMALL[WGMMA], 2) for n in range(6)),
+    # more rows of tiles than a band: of clusters, of blocks
+    (WGMMA, usual(WGMMA, 2500, 200, 10), SMALL[WGMMA], 2),
+    *((kernel, usual(kernel, 64 * 8 + 3, 130, 40), SMALL[kernel], 1) for kernel in (SGEMM, MMA)),
 ]
-# (kernel, layouts, margin, more); with a margin of 1 operands are copied to their boundaries
-VARIANTS = [
-    *((kernel, how, 8, {}) for kernel in (SGEMM, MMA) for how in ("CCC", "FFC")),
-    *((kernel, how, 1, {}) for kernel in (SGEMM, MMA) for how in ("FCC", "CFC")),
-    (MMA, "FFC", 8, {"out_dtype": "float32"}),
-    (MMA, "CFC", 8, {"dtype": "float16"}),
-]
-LARGE_SHAPES = [(129, 127, 40), (1, 128, 16), (128, 130, 33)]
-PANELS = [
-    *(
-        (kernel, panel(kernel, shape, layouts, margin, seed=seed, **more), TILES[kernel])
-        for kernel, layouts, margin, more in VARIANTS
-        for shape in around(16 if kernel == SGEMM else 32)
-        for seed in (0, 1)  # of numbers, and of the order of threads
-    ),
-    *((kernel, panel(kernel, **how), TILES[kernel]) for kernel in (SGEMM, MMA) for how in ENDED),
-    *((SGEMM, panel(SGEMM, s, how), LARGE) for s in LARGE_SHAPES for how in ("CCC", "FFC")),
-]
 
 
-@pytest.mark.few(32)
-@pytest.mark.parametrize(("kernel", "case", "tile"), PANELS, ids=str)
-def test_panels_agree_with_float64(gpu, kernel, case, tile):
-    gpu.loads(case, kernel, tile)
+@pytest.mark.few(60)
+@pytest.mark.parametrize(
+    ("kernel", "case", "tile", "cluster"),
+    [*BY_HAND, *(drawn(kernel, number) for number in range(60) for kernel in TILES)],
+    ids=str,
+)
+def test_it_agrees_with_float64_and_loads_what_it_says(
+    gpu, monkeypatch, kernel, case, tile, cluster
+):
+    """The copy engine takes a tile of B once for the blocks of a cluster, to the byte, edges and
+    all."""
+    monkeypatch.setattr(
+        launch, "hopper_tile", lambda *given: hopper(tile[1], cluster, staged=given[4])
+    )
+    launch._plan.cache_clear()
+    before = gpu.taken
+    said = gpu.loads(case, kernel, tile)
+    launch._plan.cache_clear()
+    rows = tile[0] * (cluster if kernel == WGMMA else 1)
+    assert kernel != WGMMA or said.loaded == gpu.taken - before
+    size = 2 if case.dtype.endswith("16") else 4
+    rest = case.k, (rows, *tile[1:]), size, case.beta != 0
+    out = 4 if case.out_dtype else size
+    as_it_is, turned = (case.m, case.n), (case.n, case.m)
+    assert said in [traffic(*extents, *rest, out) for extents in (as_it_is, turned)]
 
 
 NO_CONFLICT = {
@@ -125,79 +124,16 @@ NO_CONFLICT = {
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
-    ("kernel", "tile"), [(SGEMM, SMALL), (SGEMM, LARGE), (MMA, SMALL_16), (MMA, LARGE_16)]
+    ("kernel", "tile"), [(kernel, tile) for kernel in NO_CONFLICT for tile in TILES[kernel]]
 )
 def test_no_two_words_of_one_bank_are_wanted_at_a_time(tmp_path, kernel, tile):
     """Of every instruction on shared memory, counted as they ran."""
     shapes = [(128, 128, 32)] if kernel == SGEMM else [(129, 127, 70), (128, 128, 96)]
     with host_gpu(tmp_path) as fresh:
         for shape, layouts in product(shapes, ("CCC", "FFC")):
-            fresh.loads(panel(kernel, shape, layouts), kernel, tile)
+            fresh.loads(usual(kernel, *shape, layouts), kernel, tile)
         assert {key: fresh.turns(*key) for key in NO_CONFLICT[kernel]} == NO_CONFLICT[kernel]
         assert kernel != SGEMM or fresh.unpaired(READ, 16) == 0
-
-
-# -- Hopper's tensor cores -------------------------------------------------------------------------
-
-BASE = GemmCase(200, 152, 150, dtype="bfloat16")
-"""Rows and columns of C end on boundaries of 16 bytes, so that it leaves through shared memory."""
-EVERYTHING = replace(BASE, out_dtype="float32", alpha=0.7, **ALL)
-ODD = replace(BASE, m=300, n=296, k=420)  # a cluster has no rows for its second block
-BANDS = replace(BASE, m=2500, n=200, k=10)  # more rows of clusters than a band
-ODDLY = {"m": 500, "n": 300, "k": 420}
-AROUND = [(1, 1, 1), (1, 300, 70), (300, 1, 70), (128, 128, 64), (256, 128, 128)]
-AROUND += [(129, 129, 65), (127, 127, 63), (700, 300, 500)]
-CHOSEN = [
-    *(replace(BASE, layouts="".join(x)) for x in product("CF", repeat=3)),
-    replace(BASE, n=150),
-    replace(BASE, m=203, layouts="CCF"),
-    *(replace(BASE, m=m, n=n, k=k) for m, n, k in AROUND),
-    BANDS,
-    replace(BASE, margin=1),
-    replace(BASE, layouts="SSS"),
-    replace(BASE, dtype="float16"),
-    replace(BASE, out_dtype="float32"),
-    replace(BASE, alpha=2.0, beta=0.5),
-    replace(BASE, beta=1.0, out_dtype="float32", layouts="CCF"),
-    replace(BASE, bias=True, gelu=True),
-    replace(BASE, bias=True, layouts="CCF"),
-    replace(EVERYTHING, out_dtype=""),
-    replace(EVERYTHING, layouts="FCF"),
-]
-# (case, tile, blocks of a cluster: as many as it chooses if None)
-OVER_C = [
-    *((case, NARROW, None) for case in CHOSEN),
-    *((replace(ODD, seed=seed), NARROW, 2) for seed in range(6)),  # whoever is slow
-    *((replace(BASE, m=140, n=272, layouts=how), WIDE, 2) for how in ("CCC", "FFC")),
-    (replace(BASE, m=100, n=272, beta=1.0), WIDE, 2),
-    *((replace(BASE, **ODDLY), tile, 1) for tile in (NARROW, WIDE)),
-    *((replace(EVERYTHING, **ODDLY, out_dtype=out), WIDE, 1) for out in ("bfloat16", "float32")),
-    *((BASE, NARROW, cluster) for cluster in (1, 2)),
-    (replace(BASE, m=9, n=7, k=17), NARROW, 1),
-    (replace(BASE, m=300, layouts="CCF"), NARROW, 2),
-]
-
-
-@pytest.mark.few(10)
-@pytest.mark.parametrize(("case", "tile", "cluster"), OVER_C, ids=str)
-def test_wgmma_agrees_with_float64_and_loads_what_it_says(gpu, monkeypatch, case, tile, cluster):
-    """The copy engine takes a tile of B once for the blocks of a cluster, to the byte, edges and
-    all."""
-    if cluster:
-        monkeypatch.setattr(
-            launch, "hopper_tile", lambda *given: hopper(tile[1], cluster, staged=given[4])
-        )
-    launch._plan.cache_clear()
-    before = gpu.taken
-    said = gpu.loads(case, WGMMA, tile)
-    launch._plan.cache_clear()
-    assert said.loaded == gpu.taken - before
-    turned = case.layouts.endswith("F")  # as it is launched, the transposed product
-    m, n = (case.n, case.m) if turned else (case.m, case.n)
-    size = 4 if case.out_dtype == "float32" else 2
-    heights = [128 * blocks for blocks in ((cluster,) if cluster else (1, 2))]
-    loads = [(m, n, case.k, (rows, *tile[1:]), 2, case.beta != 0, size) for rows in heights]
-    assert said in [traffic(*each) for each in loads]
 
 
 def test_a_variant_for_each_epilogue(tmp_path):
@@ -213,12 +149,12 @@ def test_a_variant_for_each_epilogue(tmp_path):
     with host_gpu(tmp_path) as gpu:
         for case in (*staged, *direct):
             ran = {key: len(kernel.launched) for key, kernel in gpu.built.items()}
-            gpu.loads(case, WGMMA, NARROW)
+            gpu.loads(case, WGMMA, SMALL[WGMMA])
             (key,) = [k for k, kernel in gpu.built.items() if len(kernel.launched) > ran.get(k, 0)]
             assert dict(key[1:])["STAGED"] == (case in staged), case
     with host_gpu(tmp_path / "own", plain=False) as gpu:
         for case in (BASE, replace(BASE, bias=True), replace(BASE, beta=0.5, gelu=True)):
-            gpu.loads(case, WGMMA, NARROW)
+            gpu.loads(case, WGMMA, SMALL[WGMMA])
         used = [dict(key[1:]) for key in gpu.built]
     parts = [(m["HAS_BIAS"], m["HAS_BETA"], m["HAS_GELU"]) for m in used]
     assert parts == [(0, 0, 0), (1, 0, 0), (0, 1, 1)]
@@ -286,9 +222,13 @@ wgmma_ws_persistent: the last tile of C never leaves: if (thread == 0) stores_ar
 wgmma_ws_persistent: registers are taken that nobody gave: registers_down_to<40>(); =>
 """
 SHOWING = {
-    SMEM: [*textbook(SHAPES)],
-    SGEMM: [panel(SGEMM, of, "FFC") for of in ((60, 60, 120), (20, 70, 37), (64 * 9, 65, 3))],
-    MMA: [panel(MMA, shape) for shape in ((60, 60, 300), (20, 70, 75))],
+    SMEM: [
+        usual(SMEM, *shape, how, margin=1, **ending)
+        for shape in ((8, 8, 8), (9, 7, 17), (33, 34, 31))
+        for how, ending in product(("CCC", "FCF", "SSS"), ({}, ALL))
+    ],
+    SGEMM: [usual(SGEMM, *of, "FFC") for of in ((60, 60, 120), (20, 70, 37), (64 * 9, 65, 3))],
+    MMA: [usual(MMA, *of) for of in ((60, 60, 300), (20, 70, 75))],
     WGMMA: [replace(BASE, m=400, n=304, k=420), EVERYTHING],
 }
 
@@ -300,7 +240,7 @@ def test_a_planted_fault_is_caught(tmp_path, fault):
     seeds = range(1 if kernel == SMEM else 4)
     orders = [replace(case, seed=case.seed + n) for n in seeds for case in SHOWING[kernel]]
     with host_gpu(tmp_path, [texts]) as gpu:
-        assert gpu.catches(orders, kernel, TILES[kernel])
+        assert gpu.catches(orders, kernel, SMALL[kernel])
 
 
 LANES = ("lane >> 1 & 1 | lane >> 2 & 6", "lane / 4"), ("lane & 1 | lane >> 1 & 2", "lane % 4")
@@ -315,6 +255,6 @@ CONFLICTS = {
 def test_a_planted_conflict_is_seen(tmp_path, fault):
     kernel, texts = CONFLICTS[fault]
     with host_gpu(tmp_path, texts) as slow:
-        slow.loads(panel(kernel, (64, 64, 16 if kernel == SGEMM else 64)), kernel, TILES[kernel])
+        slow.loads(usual(kernel, 64, 64, 16 if kernel == SGEMM else 64), kernel, SMALL[kernel])
         turns = [slow.turns(*key) > most for key, most in NO_CONFLICT[kernel].items() if most]
         assert any(turns) or slow.unpaired(READ, 16) > 0
