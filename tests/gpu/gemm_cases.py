@@ -50,6 +50,23 @@ class GemmCase:
         return ", ".join([f"{self.m} x {self.n} x {self.k}", *told])
 
 
+def drawn_case(draw, *extents, **known):
+    """A product of these extents: operands of every layout, on boundaries or off, where a GPU's
+    kernels copy them; any ending."""
+    gelu = draw.random() < 0.4
+    how = {
+        "layouts": "".join(draw.choices("CCFFS", k=3)),
+        "margin": draw.choice((8, 8, 1)),
+        "alpha": draw.choice((1.0, 1.0, -0.5, 0.0)),
+        "beta": draw.choice((0.0, 0.0, 1.0, -2.0)),
+        "bias": draw.random() < 0.4,
+        "gelu": gelu,
+        "before": gelu and draw.random() < 0.5,
+        "seed": draw.randrange(10**6),
+    }
+    return GemmCase(*extents, **how | known)
+
+
 class ProductError(NamedTuple):
     """The element of a product that rounding explains least."""
 

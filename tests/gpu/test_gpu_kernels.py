@@ -7,21 +7,15 @@ stages, a cluster, many tiles a block. Then edges, layouts and endings of each.
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from random import Random
 
 import numpy as np
 import pytest
 from gpu.devices import on
-from gpu.gemm_cases import GemmCase, Variant, check, variants
+from gpu.gemm_cases import GemmCase, Variant, check, drawn_case, variants
 
 from tiledask.tile.backend import namespace
 from tiledask.tile.table import kernels
-
-ENDINGS = (
-    {},
-    {"beta": -1.0},
-    {"bias": True, "gelu": True},
-    {"alpha": 0.7, "beta": 1.0, "bias": True, "gelu": True, "before": True},
-)
 
 
 def steps(arrays):
@@ -39,12 +33,13 @@ def steps(arrays):
     yield "ragged", usual, ragged
     for layouts in list(product("CF", repeat=3))[1:]:
         yield "layouts", usual, replace(ragged, layouts="".join(layouts))
-    for i, variant in enumerate(every):  # around the edges of a tile, off 16 bytes, with everything
-        edges = [t + i % 3 - 1 for t in variant.tile or (64, 64, 64)]
-        for ending, layouts in zip(ENDINGS, ("CCC", "FCF", "CFS", "SSC"), strict=True):
-            out = "float32" if ending else ""
-            how = {"layouts": layouts, "out_dtype": out, "margin": 1 + 7 * (i % 2), **ending}
-            yield "endings", variant, variant.case(*edges, **how)
+    for variant in every:  # around the edges of a tile, with everything
+        for number in range(6):
+            draw = Random(f"{variant} {number}")
+            edges = [t + draw.choice((-1, 0, 1)) for t in variant.tile or (64, 64, 64)]
+            out = draw.choice(("", "float32"))
+            case = drawn_case(draw, *edges, dtype=variant.dtype, out_dtype=out)
+            yield "endings", variant, case
 
 
 CASES = on(dict.fromkeys(steps("cupy")), dict.fromkeys(steps("numpy")))

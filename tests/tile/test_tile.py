@@ -5,11 +5,12 @@ Holds `tiledask.tile.product`, `tiledask.tile.table`, `tiledask.tile.levels`,
 `tiledask.tile.epilogue` and `tiledask.tile.numpy_kernels`.
 """
 
+from random import Random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gpu.gemm_cases import GemmCase, Variant, check
+from gpu.gemm_cases import Variant, check, drawn_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.allocated import allocated
@@ -22,51 +23,27 @@ from tiledask.tile import backend, epilogue, numpy_kernels, product, table
 SHAPES = st.tuples(*[st.integers(1, 9)] * 3)
 ON_CPUS = ("loops", "tiled", "blas")
 TYPES = ("float16", "bfloat16", "float32", "float64")
-ENDINGS = st.fixed_dictionaries(
-    {
-        "layouts": st.text("CFS", min_size=3, max_size=3),
-        "margin": st.sampled_from([8, 1]),
-        "alpha": st.sampled_from([1.0, -0.5, 0.0, 3.0]),
-        "beta": st.sampled_from([0.0, 0.0, 1.0, -2.0]),
-        "bias": st.booleans(),
-        "bias_own": st.booleans(),
-        "seed": st.integers(0, 10**6),
-        "wide": st.booleans(),
-        "end": st.sampled_from([(False, False), (True, False), (True, True)]),
-    }
-)
-"""Every combination of what may follow a product."""
-
-
-def case_of(shape, dtype, end, wide, **rest):
-    out = "float32" if wide and dtype in backend.HALVES else ""
-    gelu, before = end
-    return GemmCase(*shape, dtype=dtype, out_dtype=out, gelu=gelu, before=before, **rest)
-
-
 # -- the kernels ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kernel", [*ON_CPUS, "cublas"])
-def test_every_ending_of_every_kernel_equals_float64(kernel, dtype, pieces):
+def test_every_ending_of_every_kernel_equals_float64(monkeypatch, kernel, dtype, pieces):
     """Inside out, with NaN around all, and finished piece by piece; cuBLAS is the host's BLAS."""
-
-    @given(ending=ENDINGS, shape=st.tuples(*[st.integers(1, 20 if pieces else 9)] * 3), tile=SHAPES)
-    @settings(max_examples=30)
-    def run(ending, shape, tile):
-        variant = Variant(kernel, tile if kernel == "tiled" else None, dtype)
-        with pytest.MonkeyPatch.context() as patch:
-            if pieces:
-                patch.setattr(numpy_kernels, "half_tile", lambda out_itemsize: (4, 3, 5))
-                patch.setattr(numpy_kernels, "half_rows", lambda n: 4)
-                patch.setattr(epilogue, "PIECE_BYTES", {"numpy": 24, "cupy": 24})
-            xp = device_twin.use(patch) if kernel == "cublas" else np
-            found = check(variant.run, case_of(shape, dtype, **ending), xp)
+    if pieces:
+        monkeypatch.setattr(numpy_kernels, "half_tile", lambda out_itemsize: (4, 3, 5))
+        monkeypatch.setattr(numpy_kernels, "half_rows", lambda n: 4)
+        monkeypatch.setattr(epilogue, "PIECE_BYTES", {"numpy": 24, "cupy": 24})
+    xp = device_twin.use(monkeypatch) if kernel == "cublas" else np
+    draw = Random(f"{kernel} {dtype} {pieces}")
+    for _ in range(40):
+        extents = draw.choices(range(1, 20 if pieces else 10), k=3)
+        tile = tuple(draw.choices(range(1, 9), k=3)) if kernel == "tiled" else None
+        out = draw.choice(("", "float32")) if dtype in backend.HALVES else ""
+        known = {"dtype": dtype, "out_dtype": out, "bias_own": draw.random() < 0.5}
+        found = check(Variant(kernel, tile, dtype).run, drawn_case(draw, *extents, **known), xp)
         assert found.right, found
-
-    run()
 
 
 @given(shape=SHAPES, tile=SHAPES, beta=st.sampled_from([0, 1, -2]))

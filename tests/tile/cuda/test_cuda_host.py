@@ -14,7 +14,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from gpu.gemm_cases import GemmCase
+from gpu.gemm_cases import GemmCase, drawn_case
 from twins.cuda_host import COPY, LDMATRIX, READ, WRITE, host_gpu, why_not
 
 from tiledask.errors import KernelError
@@ -49,31 +49,18 @@ def usual(kernel, m, n, k, layouts="CCC", **more):
 
 
 def drawn(kernel, number):
-    """(a product, its tile, whether blocks go in pairs): extents around tiles, none whole, one,
-    more; operands of every layout, on boundaries or off, where they are copied; any ending."""
+    """(the kernel, a product, its tile, blocks of a cluster): extents around tiles, none whole,
+    one, more."""
     draw = Random(f"{kernel} {number}")
     tile = draw.choice(TILES[kernel])
     times = ((0, 1, 1, 2, 3),) * 2 + ((0, 1, 2, 3, 5),)
-    extents = [
-        t * draw.choice(of) + draw.choice((-1, 0, 0, 1, 4, 7))
-        for t, of in zip(tile, times, strict=True)
-    ]
-    halves = {"dtype": draw.choice(("bfloat16", "bfloat16", "float16"))}
-    halves["out_dtype"] = draw.choice(("", "", "float32"))
-    gelu = draw.random() < 0.4
-    case = usual(
-        *(kernel, *(max(1, extent) for extent in extents)),
-        layouts="".join(draw.choices("CCFFS", k=3)),
-        margin=draw.choice((8, 8, 1)),
-        alpha=draw.choice((1.0, 1.0, -0.5)),
-        beta=draw.choice((0.0, 0.0, 1.0, 2.0)),
-        bias=draw.random() < 0.4,
-        gelu=gelu,
-        before=gelu and draw.random() < 0.5,
-        seed=number,  # of the numbers, and of the order of threads
-        **(halves if kernel in (MMA, WGMMA) else {}),
-    )
-    return kernel, case, tile, draw.choice((1, 2))
+    near = [t * draw.choice(of) for t, of in zip(tile, times, strict=True)]
+    extents = [max(1, extent + draw.choice((-1, 0, 0, 1, 4, 7))) for extent in near]
+    types = {}
+    if kernel in (MMA, WGMMA):
+        types["dtype"] = draw.choice(("bfloat16", "bfloat16", "float16"))
+        types["out_dtype"] = draw.choice(("", "", "float32"))
+    return kernel, drawn_case(draw, *extents, **types), tile, draw.choice((1, 2))
 
 
 BASE = usual(WGMMA, 200, 152, 150)
