@@ -154,7 +154,8 @@ def _embedded(values, layout, margin, xp, empty):
 
 def _ones(x):
     """All bits set are a NaN, in every type of float."""
-    return np.iinfo(f"u{x.itemsize}").max
+    whole = np.dtype(f"u{x.itemsize}")
+    return whole.type(np.iinfo(whole).max)
 
 
 def _worst(got, exact, explained, stored):
