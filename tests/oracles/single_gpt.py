@@ -1,10 +1,10 @@
 """A GPT trained on one device, written out: no ranks, no micro-batches, no schedule."""
 
-from collections import defaultdict
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from oracles.planned_calls import assert_planned
 
 from tiledask.tile import layers as L
 from tiledask.tile.datasets import load_text
@@ -140,21 +140,6 @@ def assert_single(got, batch, rule, tolerance=1e-10, **options):
     far, name = farthest(got.weights, weights, got.config.model, rule)
     assert far <= tolerance, f"{name}: {far:.2g}"
     assert_planned(got)
-
-
-def assert_planned(got):
-    """Every rank called in every step what was planned for it, in that order, to the byte; in a
-    step that was left out, up to the norm."""
-    ran = defaultdict(list)
-    for r in got.records:  # once: there are a hundred thousand after fifty steps on 8 ranks
-        ran[r.rank, r.step].append((r.label, r.kind, r.sent, r.received, r.messages))
-    for rank, planned in enumerate(got.planned):
-        calls = [tuple(call) for call in planned]
-        cut = 1 + max((i for i, call in enumerate(calls) if call[0] == "update/norm"), default=-1)
-        for step in range(got.first, got.first + len(got.losses)):
-            wanted = calls[:cut] if step in got.skipped else calls
-            assert ran[rank, step] == wanted, f"rank {rank}, step {step}"
-    assert not len(got.records.mismatches)
 
 
 def farthest(got, weights, model, rule):

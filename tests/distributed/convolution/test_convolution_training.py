@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.planned_calls import assert_planned
 from oracles.published_cases import load_cases
-from oracles.single_gpt import assert_planned
 
 import tiledask as td
 from tiledask.distributed.convolution.lenet import LeNet, LeNetTrainer, train_lenet

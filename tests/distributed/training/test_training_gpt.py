@@ -12,8 +12,9 @@ from random import Random
 import numpy as np
 import pytest
 from oracles.drawn_layouts import BATCH, MODELS, RULES, Layout, dealt, drawn_layouts, run
+from oracles.planned_calls import assert_planned
 from oracles.planted_trainings import in_gradients
-from oracles.single_gpt import TEXT, assert_planned, assert_single, reference
+from oracles.single_gpt import TEXT, assert_single, reference
 
 import tiledask as td
 from tiledask.distributed.checkpoints import open_checkpoint, steps_in

@@ -1,0 +1,18 @@
+"""What the ranks of a training called, beside what was planned for them."""
+
+from collections import defaultdict
+
+
+def assert_planned(got):
+    """Every rank called in every step what was planned for it, in that order, to the byte; in a
+    step that was left out, up to the norm."""
+    ran = defaultdict(list)
+    for r in got.records:  # once: there are a hundred thousand after fifty steps on 8 ranks
+        ran[r.rank, r.step].append((r.label, r.kind, r.sent, r.received, r.messages))
+    for rank, planned in enumerate(got.planned):
+        calls = [tuple(call) for call in planned]
+        cut = 1 + max((i for i, call in enumerate(calls) if call[0] == "update/norm"), default=-1)
+        for step in range(got.first, got.first + len(got.losses)):
+            wanted = calls[:cut] if step in got.skipped else calls
+            assert ran[rank, step] == wanted, f"rank {rank}, step {step}"
+    assert not len(got.records.mismatches)
