@@ -250,12 +250,10 @@ def summary():
         elif group.mean is not None:
             goal = f"mean error <= {100 * group.mean:g} %"
             goal += f", worst <= {100 * group.worst:.0f} %" if group.worst else ""
-        fitted, check = (
-            _errors([row for row in group.rows if row.calibration == part])
-            for part in (True, False)
-        )
+        parts = ([row for row in group.rows if row.calibration == part] for part in (True, False))
         without = _sizes(*left_out[group.name]) if group.name in left_out else ""
-        lines.append((group.name, goal, _errors(group.rows), fitted, check, without, mark))
+        errors = (_errors(rows) for rows in (group.rows, *parts))
+        lines.append((group.name, goal, *errors, without, mark))
     head = "source", "goal", "all rows", "fitted", "check", "left out", ""
     return Table(head, lines, left=range(len(head)))
 

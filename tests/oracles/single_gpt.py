@@ -19,14 +19,13 @@ def inside(weights, name):
 
 def norm(gated, x, w, eps=None):
     told = {} if eps is None else {"eps": eps}
-    return L.rms_norm(x, w["w"], **told) if gated else L.layer_norm(x, w["w"], w["b"], **told)
+    return (L.rms_norm if gated else L.layer_norm)(x, *(w[n] for n in "wb" if n in w), **told)
 
 
 def norm_grad(gated, dy, kept, w):
-    dx, *grads = (
-        L.rms_norm_grad(dy, kept, w["w"]) if gated else L.layer_norm_grad(dy, kept, w["w"], w["b"])
-    )
-    return dx, dict(zip("wb", grads, strict=False))
+    grad, names = L.rms_norm_grad if gated else L.layer_norm_grad, "w" if gated else "wb"
+    dx, *grads = grad(dy, kept, *(w[n] for n in names))
+    return dx, dict(zip(names, grads, strict=True))
 
 
 def block(gated, x, w, heads, angles, eps=None):
