@@ -4,7 +4,6 @@ Every kernel at its smallest; then, step by step, what the kernel for Hopper nee
 stages, a cluster, many tiles a block. Then edges, layouts and endings of each.
 """
 
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from random import Random
@@ -29,16 +28,13 @@ def steps(arrays):
         yield "cluster", usual, usual.case(rows, 256, 64)
     for columns in (4096, 4094):  # of which the latter do not go through shared memory
         yield "many tiles", usual, usual.case(4096 // less, columns // less, 512 // less)
-    ragged = usual.case(384, 520, 328)
-    yield "ragged", usual, ragged
-    for layouts in list(product("CF", repeat=3))[1:]:
-        yield "layouts", usual, replace(ragged, layouts="".join(layouts))
-    for variant in every:  # around the edges of a tile, with everything
-        for number in range(6):
+    for variant in every:  # around the edges of tiles, in every layout, with everything
+        for number in range(16 if variant == usual else 6):
             draw = Random(f"{variant} {number}")
-            edges = [t + draw.choice((-1, 0, 1)) for t in variant.tile or (64, 64, 64)]
+            tiles = [t * draw.choice((1, 1, 2, 3)) for t in variant.tile or (64, 64, 64)]
+            extents = [t + draw.choice((-1, 0, 0, 1, 8)) for t in tiles]
             out = draw.choice(("", "float32"))
-            case = drawn_case(draw, *edges, dtype=variant.dtype, out_dtype=out)
+            case = drawn_case(draw, *extents, dtype=variant.dtype, out_dtype=out)
             yield "endings", variant, case
 
 
