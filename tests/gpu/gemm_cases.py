@@ -46,8 +46,8 @@ class GemmCase:
 
     def __str__(self):
         usual, (_, _, _, *rest, _) = vars(GemmCase(1, 1, 1)), vars(self).items()
-        told = [f"{name} {value}" for name, value in rest if value != usual[name]]
-        return ", ".join([f"{self.m} x {self.n} x {self.k}", *told])
+        options = [f"{name} {value}" for name, value in rest if value != usual[name]]
+        return ", ".join([f"{self.m} x {self.n} x {self.k}", *options])
 
 
 def drawn_case(draw, *extents, **known):

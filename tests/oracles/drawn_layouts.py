@@ -42,11 +42,11 @@ class Layout(NamedTuple):
     def options(self):
         """What `train` is given beside the ranks."""
         shape, *_ = self
-        told = {name: value for name, value in self._asdict().items() if name != "shape"}
+        options = {name: value for name, value in self._asdict().items() if name != "shape"}
         if self.schedule == "interleaved":
             stages = len(self.cut), self.microbatches
-            told["schedule"] = td.schedule(self.schedule, *stages, devices=shape[2])
-        return told
+            options["schedule"] = td.schedule(self.schedule, *stages, devices=shape[2])
+        return options
 
     def __str__(self):
         at, cut = "x".join(map(str, self.shape)), ".".join(map(str, self.cut))

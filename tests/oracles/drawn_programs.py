@@ -10,7 +10,7 @@ from tiledask.tile.optimizers import LossScale
 
 
 def drawn_jobs(count, seed, shape=None):
-    """(what ranks are told, mesh) of so many trainings of MODELS, on ``shape`` if it is given."""
+    """(job, mesh) of so many trainings of MODELS, on ``shape`` if it is given."""
     draw = Random(seed)
     names = [draw.choice(list(MODELS)) for _ in range(count)]
     layouts = drawn_layouts(draw, [MODELS[name].layers for name in names])

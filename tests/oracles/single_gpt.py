@@ -18,8 +18,8 @@ def inside(weights, name):
 
 
 def norm(gated, x, w, eps=None):
-    told = {} if eps is None else {"eps": eps}
-    return (L.rms_norm if gated else L.layer_norm)(x, *(w[n] for n in "wb" if n in w), **told)
+    options = {} if eps is None else {"eps": eps}
+    return (L.rms_norm if gated else L.layer_norm)(x, *(w[n] for n in "wb" if n in w), **options)
 
 
 def norm_grad(gated, dy, kept, w):

@@ -40,9 +40,9 @@ class ByHand(ExitStack):
         """The log of ``dask PROGRAM``."""
         log = self.folder / f"{program}-{len(self.running)}.log"
         command = [*before, sys.executable, "-m", f"distributed.cli.dask_{program}", *options]
-        told = {"env": environment(**env), "cwd": self.folder}
+        settings = {"env": environment(**env), "cwd": self.folder}
         with log.open("wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=out, **told)
+            process = subprocess.Popen(command, stdout=out, stderr=out, **settings)
         self.running.append(process)
         self.callback(_end, process)
         return log
@@ -52,11 +52,11 @@ class ByHand(ExitStack):
         listens = ("--host", host, "--port", "0", "--dashboard-address", f"{host}:0")
         log, found = self.start("scheduler", *listens, *options, **where), []
 
-        def heard():
+        def listening():
             found[:] = re.findall(r"Scheduler at:\s+(\S+)", log.read_text("utf-8", "replace"))
             return found
 
-        wait_until(heard, f"{log} to say its address", seconds=240.0)
+        wait_until(listening, f"{log} to say its address", seconds=240.0)
         self.address = found[0]
         return self.address
 
