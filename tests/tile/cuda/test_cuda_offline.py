@@ -25,8 +25,7 @@ pytestmark = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason() or "
 
 ALL = dict.fromkeys(("HAS_BETA", "HAS_BIAS", "HAS_GELU", "HAS_BEFORE"), 1)
 PLAIN = dict.fromkeys((*ALL, "PAIRS", "BIAS_BY_ROW"), 0)
-WGMMA = {"TYPE": "bf16", "OUT": "bf16", "TILE_N": 256, "STAGES": 3, "CLUSTER": 2, "STAGED": 1}
-WGMMA |= {"A_TURNED": 0, "B_TURNED": 1, **PLAIN}
+SMEM, SGEMM, MMA, WGMMA = (kernel for kernel in configs if kernel != "tiled")
 CODE_BYTES = 64 * 1024
 """The most instructions that a kernel may have: what no cache holds is fetched for every tile."""
 ROUND_TRIPS = 8
@@ -51,6 +50,16 @@ def compile_it(name, arch, macros):
     return code, number("registers"), number("bytes smem")
 
 
+def macros_of(config, kind, **flags):
+    """What a launch defines for the text: plain, if nothing else is given."""
+    macros = {"TYPE": kind, "OUT": kind, "STAGES": config.stages, "A_TURNED": 0, "B_TURNED": 1}
+    rows, columns, depth = config.block
+    macros |= {"TILE_N": columns, **PLAIN}
+    if config.kernel == WGMMA:
+        return macros | {"CLUSTER": config.cluster, "STAGED": int(config.kept > 0)} | flags
+    return macros | {"TILE_M": rows, "TILE_K": depth} | flags
+
+
 def assert_as_configured(config, registers, arch):
     """As many blocks fit a multiprocessor as with the registers that ``config`` has: a few more or
     less change nothing else."""
@@ -59,7 +68,9 @@ def assert_as_configured(config, registers, arch):
     assert occupancy(exact, device).blocks == occupancy(config, device).blocks
 
 
-def instructions(code, folder):
+def usual(kernel, arch, folder):
+    """The names of the instructions of a kernel as it is measured."""
+    code, *_ = compile_it(kernel, arch, USUAL[kernel])
     return [name for name, _ in machine_code(code, folder)]
 
 
@@ -83,34 +94,50 @@ def test_smem_tiled_compiles_within_its_budget(arch, tile):
     assert registers <= {16: 64, 32: 32}[tile[0]]
 
 
-# -- wgmma_ws_persistent -------------------------------------------------------------------------
-
-OPTIONS = {"TYPE": ("bf16", "f16"), "OUT": ("half", "float"), "TILE_N": (256, 128)}
-OPTIONS |= {"CLUSTER": (1, 2), **dict.fromkeys(("A_TURNED", "B_TURNED", *PLAIN), (0, 1))}
+# -- the others ----------------------------------------------------------------------------------
 
 
-def drawn(number):
-    """What a launch may ask of the kernel: how C goes out is decided by the rest."""
-    draw = Random(number)
-    macros = {name: draw.choice(values) for name, values in OPTIONS.items()}
-    macros["BIAS_BY_ROW"] &= macros["HAS_BIAS"]
-    plain = not (macros["HAS_BETA"] or macros["HAS_BEFORE"])
-    macros["STAGED"] = int(plain and macros["PAIRS"] == 1 and macros["OUT"] == "half")
-    macros["STAGES"] = (3 if macros["STAGED"] else 4) + (macros["TILE_N"] == 128)
-    macros["OUT"] = macros["TYPE"] if macros["OUT"] == "half" else "float"
-    return macros
+def drawn(kernel, number):
+    """(configuration, macros) of what a launch may ask; how C goes out is decided by the rest."""
+    draw = Random(f"{kernel} {number}")
+    flags = {name: draw.choice((0, 1)) for name in ("A_TURNED", "B_TURNED", *PLAIN)}
+    flags["BIAS_BY_ROW"] &= flags["HAS_BIAS"]
+    kind = "float" if kernel == SGEMM else draw.choice(("bf16", "f16"))
+    flags["OUT"] = draw.choice((kind, "float"))
+    config = draw.choice(configs[kernel])
+    if kernel == WGMMA:
+        plain = not (flags["HAS_BETA"] or flags["HAS_BEFORE"] or flags["OUT"] == "float")
+        config = hopper(config.block[1], draw.choice((1, 2)), plain and flags["PAIRS"] == 1)
+    return config, macros_of(config, kind, **flags)
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("macros", [WGMMA, *map(drawn, range(99))])
-def test_wgmma_compiles_without_spills_and_nothing_is_ignored(tmp_path, macros):
-    code, registers, _ = compile_it("wgmma_ws_persistent", "sm_90a", macros)
-    # 384 threads share 65,536 registers until the producer gives some of its own away
-    assert registers == 168
-    config = configs["wgmma_ws_persistent"][macros["TILE_N"] == 128]
-    assert_as_configured(config, registers, "sm_90a")
-    if macros["HAS_BETA"] or macros["HAS_BIAS"]:
-        assert 1 <= round_trips(machine_code(code, tmp_path)) <= ROUND_TRIPS
+KINDS = {SGEMM: "float", MMA: "bf16", WGMMA: "bf16"}
+PLAINLY = [(config, macros_of(config, KINDS[k])) for k in KINDS for config in configs[k]]
+USUAL = {config.kernel: macros for config, macros in reversed(PLAINLY)}
+"""As it is measured."""
+EVERY = PLAINLY + [
+    pytest.param(*drawn(kernel, n), marks=[pytest.mark.slow] * (n > 0))
+    for n in range(60)
+    for kernel in KINDS
+]
+
+
+@pytest.mark.parametrize(("config", "macros"), EVERY)
+def test_any_variant_compiles_without_spills_and_nothing_is_ignored(tmp_path, config, macros):
+    archs = ["sm_90a"] if config.kernel == WGMMA else ["sm_80", "sm_90"]
+    for arch in archs:
+        code, registers, _ = compile_it(config.kernel, arch, macros)
+        if macros["HAS_BETA"] or macros["HAS_BIAS"]:
+            assert 1 <= round_trips(machine_code(code, tmp_path)) <= ROUND_TRIPS
+        if config.kernel == WGMMA:
+            # 384 threads share 65,536 registers until the producer gives some of its own away
+            assert registers == 168
+        else:  # two blocks of 128 or 256 threads, with 1 KB a block for the system
+            assert 2 * registers * config.threads <= 65_536
+            assert 2 * (config.shared_bytes + 1024) <= {"sm_80": 164, "sm_90": 228}[arch] * 1024
+        # on the least GPU that runs it; others may take fewer
+        if arch == archs[0] and (config, macros) in PLAINLY:
+            assert_as_configured(config, registers, arch)
 
 
 def test_wgmma_gives_registers_away_and_fits_into_a_multiprocessor():
@@ -127,7 +154,7 @@ def test_wgmma_gives_registers_away_and_fits_into_a_multiprocessor():
 
 
 def test_wgmma_uses_what_hopper_has(tmp_path):
-    names = instructions(compile_it("wgmma_ws_persistent", "sm_90a", WGMMA)[0], tmp_path)
+    names = usual(WGMMA, "sm_90a", tmp_path)
     assert set(starting(names, "HGMMA")) == {"HGMMA.64x256x16.F32.BF16"}
     # B for both blocks of a cluster, C, and waits at barriers
     assert all(starting(names, x) for x in ("UTMALDG.3D.MULTICAST", "UTMASTG.3D", "SYNCS.PHASECHK"))
@@ -138,54 +165,9 @@ def test_wgmma_uses_what_hopper_has(tmp_path):
     assert not starting(names[products[0] : products[-1]], "MEMBAR", "BAR", "ERRBAR")
 
 
-# -- sgemm_warptiled and mma_multistage ------------------------------------------------------------
-
-SGEMM, MMA = ([each.block for each in configs[k]] for k in ("sgemm_warptiled", "mma_multistage"))
-PANELS = {
-    "sgemm": ("sgemm_warptiled", "float", "float", SGEMM[0]),
-    "sgemm, small": ("sgemm_warptiled", "float", "float", SGEMM[1]),
-    "bf16": ("mma_multistage", "bf16", "bf16", MMA[0]),
-    "bf16, small": ("mma_multistage", "bf16", "bf16", MMA[1]),
-    "fp16 to float32": ("mma_multistage", "f16", "float", MMA[0]),
-}
-ENDINGS = [
-    *(({}, "plain"), (ALL, "everything")),
-    *(
-        (dict(zip(("A_TURNED", "B_TURNED"), lie, strict=True)), "")
-        for lie in ((1, 0), (1, 1), (0, 0))
-    ),
-]
-
-
-def panels(variant, arch, **more):
-    """(its configuration, what `compile_it` has of it)."""
-    name, kind, out, tile = PANELS[variant]
-    config = config_of(name, {"bf16": "bfloat16", "f16": "float16"}.get(kind, "float32"), tile)
-    macros = dict(zip(("TILE_M", "TILE_N", "TILE_K"), tile, strict=True))
-    macros |= {"TYPE": kind, "OUT": out, "STAGES": config.stages, "A_TURNED": 0, "B_TURNED": 1}
-    return config, compile_it(name, arch, macros | PLAIN | more)
-
-
-@pytest.mark.few(6)
-@pytest.mark.parametrize(("more", "ending"), ENDINGS)
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("variant", PANELS)
-def test_panels_compile_without_spills_and_two_blocks_fit(tmp_path, arch, variant, more, ending):
-    config, found = panels(variant, arch, **more, PAIRS=int(arch == "sm_90"))
-    code, registers, _ = found
-    if ending == "everything":
-        assert 1 <= round_trips(machine_code(code, tmp_path)) <= ROUND_TRIPS
-    if ending == "plain" and arch == "sm_80":  # the least GPU that runs it; others may take fewer
-        assert_as_configured(config, registers, arch)
-    # 65,536 registers for two blocks of 128 or 256 threads, 164 and 228 KB of shared memory with
-    # 1 KB a block for the system
-    assert registers <= {"sgemm": 128}.get(variant, 255)
-    assert 2 * (config.shared_bytes + 1024) <= {"sm_80": 164, "sm_90": 228}[arch] * 1024
-
-
 def test_sgemm_multiplies_most_of_the_time(tmp_path):
     """In the longest stretch without a barrier or a jump: the step along k."""
-    names = instructions(panels("sgemm", "sm_90")[1][0], tmp_path)
+    names = usual(SGEMM, "sm_90", tmp_path)
     stretches = re.split(r"\b(?:BRA|BAR|EXIT|DEPBAR)\S*", " ".join(names))
     step = max((s.split() for s in stretches), key=lambda s: len(starting(s, "FFMA")))
     assert len(starting(step, "FFMA")) > 0.85 * len(step)
@@ -195,7 +177,7 @@ def test_sgemm_multiplies_most_of_the_time(tmp_path):
 
 
 def test_mma_feeds_the_tensor_cores_from_shared_memory(tmp_path):
-    names = instructions(panels("bf16", "sm_80")[1][0], tmp_path)
+    names = usual(MMA, "sm_80", tmp_path)
     assert set(starting(names, "HMMA")) == {"HMMA.16816.F32.BF16"}
     # B lies row by row: turned
     assert all(starting(names, x) for x in ("LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS"))
@@ -206,7 +188,7 @@ def test_mma_feeds_the_tensor_cores_from_shared_memory(tmp_path):
 
 REFUSED = [
     *(("smem_tiled", {"TILE": n}, "sm_90", "power of two of at most 32") for n in (24, 64)),
-    ("wgmma_ws_persistent", WGMMA, "sm_90", r"did not compile for sm_90 with TYPE=bf16"),
+    (WGMMA, USUAL[WGMMA], "sm_90", r"did not compile for sm_90 with TYPE=bf16"),
 ]
 
 
