@@ -6,18 +6,7 @@ import pytest
 
 import tiledask as td
 from tiledask.distributed.cluster import start
-from tiledask.distributed.cluster.web import SCRIPT, panel
-
-
-def test_it_says_the_address_with_and_without_the_script():
-    shown = panel("4 CPU workers", "asked for", "http://127.0.0.1:8787/status", 12.5)
-    assert "data-dashboard='http://127.0.0.1:8787'" in shown
-    assert "data-started='12.5'" in shown
-    assert "href='http://127.0.0.1:8787/tiledask'" in shown
-    without = shown.replace(SCRIPT, "")
-    assert "<button hidden>" in without  # shown by the script where there is a panel to show
-    assert "<script" not in without
-    assert SCRIPT.count("</script>") == 1
+from tiledask.distributed.cluster.cluster import SCRIPT
 
 
 @pytest.mark.cluster

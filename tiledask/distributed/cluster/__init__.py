@@ -2,7 +2,7 @@
 
 start.py          start_cluster: GPU workers, or CPU workers
 slots.py          two plugins of Dask's: which worker is in which slot, and what it has there
-cluster.py        Cluster: slots, tasks that are pinned to them, deadlines
+cluster.py        Cluster: slots, tasks that are pinned to them, deadlines; what a notebook shows
 tasks.py          how tasks begin, are waited for and fail; questions that end in time
 spool.py          the folder of the arrays that were distributed; which host this is
 room.py           how much more a worker may hold, and by which rule
@@ -13,5 +13,4 @@ device_arrays.py  how a GPU's arrays are serialized
 counters.py       bytes received, memory grown and the load, while a block runs
 clocks.py         every worker's offset from the scheduler's clock
 progress.py       how far workers are, by their events
-web.py            how a notebook shows a cluster: its address, JupyterLab's panels
 """

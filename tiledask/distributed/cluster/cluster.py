@@ -13,8 +13,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -35,7 +37,6 @@ from tiledask.distributed.cluster.tasks import (
     states,
     workers_of,
 )
-from tiledask.distributed.cluster.web import panel
 from tiledask.distributed.deadlines import HEAR, keep_interrupts, left_of, seconds_of
 from tiledask.distributed.out_of_core.disk import on_disk
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -47,66 +48,56 @@ __all__ = ["PAGE", "RUNNING", "Cluster"]
 
 PAGE = "tiledask-page"
 """Dask's name of what collects for the dashboard's page, on the scheduler."""
+SCRIPT = f"<script>{Path(__file__).with_name('panel.js').read_text('utf-8')}</script>"
+"""Runs where outputs are trusted; nothing in it depends on the cluster."""
 _LOOK = 0.02
 """Seconds between two looks at who is there."""
-_SILENT = 1.0
-"""Seconds without a heartbeat after which a worker is named."""
 RUNNING: list["Cluster"] = []
 """The clusters of this process that are not closed, the newest last."""
 
 
+@dataclass(eq=False)
 class Cluster:
     """Workers in slots 0..n-1 and the client that speaks to them; a context manager."""
 
-    def __init__(
-        self,
-        client: Client,
-        given: Any,
-        end: Callable[[bool], None],
-        memory_limits: Sequence[int],
-        *,
-        backend: str,
-        why: str,
-        page: bool,
-        started_here: bool,
-        hosts: tuple[str, ...],
-    ) -> None:
+    client: Client
+    given: Any
+    """Dask's own cluster, or what was connected to."""
+    _end: Callable[[float], None]
+    """Ends what is to end with it, within so many seconds."""
+    memory_limits: tuple[int, ...]
+    """Per slot, bytes that it may hold: its cap, its share of a GPU, or of its machine."""
+    hosts: tuple[str, ...]
+    """The host of each slot, as `this_host` has it; or what it is taken to be."""
+    backend: str
+    """"numpy" or "cupy": what the blocks on the workers are."""
+    why: str
+    """Why these devices were chosen, one sentence."""
+    page: bool
+    """Whether the dashboard has tiledask's page."""
+    started_here: bool
+    """Whether the workers are this process's, and end with the cluster."""
+    started: float = field(default_factory=time.time, init=False)
+    """Seconds since 1970."""
+    counting: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Held while transfers and memory are counted: one operation at a time."""
+    transport: str = field(default="", init=False)
+    """How blocks are read from other workers: see `transport_of`; empty until the first is."""
+    rates: dict[str, Any] = field(default_factory=dict, init=False)
+    """Element type -> its measured `tiledask.plan.products.cost.MachineRates`."""
+
+    def __post_init__(self) -> None:
         keep_interrupts()
-        self.client = client
-        self.given = given
-        """Dask's own cluster, or what was connected to."""
-        self.started_here = started_here
-        """Whether the workers are this process's, and end with the cluster."""
-        self.started = time.time()
-        """Seconds since 1970."""
-        self.backend = backend
-        """"numpy" or "cupy": what the blocks on the workers are."""
-        self.why = why
-        """Why these devices were chosen, one sentence."""
-        self.page = page
-        """Whether the dashboard has tiledask's page."""
+        # workers make lost blocks again from what lies there: it grows until the cluster is closed
         self.spool, self._remove_spool = open_spool(self)
-        """Folder of the arrays that were distributed; workers make lost blocks again from
-        it, so it grows until the cluster is closed."""
-        comm: Any = client.scheduler_comm
-        scheduler: Any = client.scheduler
+        scheduler: Any = self.client.scheduler
+        comm: Any = self.client.scheduler_comm
         self.scheduler_address: str = scheduler.address
-        """Where the scheduler listens, or did."""
-        self.counting = threading.Lock()
-        """Held while transfers and memory are counted: one operation at a time."""
-        self.transport = ""
-        """How blocks are read from other workers: see `transport_of`; empty until the first is."""
-        self.rates: dict[str, Any] = {}
-        """Element type -> its measured `tiledask.plan.products.cost.MachineRates`."""
-        self.memory_limits = tuple(memory_limits)
-        """Per slot, bytes that it may hold: its cap, its share of a GPU, or of its machine."""
-        self.hosts = hosts
-        """The host of each slot, as `this_host` has it; or what it is taken to be."""
-        self._comm, self._end, self._ended, self._process = comm, end, "", os.getpid()
+        self._comm, self._ended, self._process = comm, "", os.getpid()
         # Dask's client gathers messages for 10 ms before it sends them, which is most of the time
         # of a small product
         comm.interval = 0.001
-        if backend == "cupy":
+        if self.backend == "cupy":
             device_arrays.register(on_host=True)
         RUNNING.append(self)
 
@@ -267,17 +258,17 @@ class Cluster:
         done = as_completed(pending.values(), loop=self.client.loop, raise_errors=False)
         with self._cancelling([*pending.values()] if cancel else ()):
             while pending:
-                while not done.has_ready() and left.seconds:
+                while not done.has_ready():
                     self.check_alive()
+                    if not left.seconds:
+                        found = ", ".join(states(self, {slot_of(f) for f in pending.values()}))
+                        raise DeadlineError(
+                            f"{what}: {len(pending)} of {of} tasks not done after {left.said:.3g} "
+                            f"s; waiting for {found}. First of them: {next(iter(pending))}. Give "
+                            f"it longer with timeout=, or look at {self.dashboard_link}"
+                        )
                     with done.thread_condition:
                         done.thread_condition.wait(HEAR)
-                if not done.has_ready():
-                    found = ", ".join(states(self, {slot_of(f) for f in pending.values()}))
-                    raise DeadlineError(
-                        f"{what}: {len(pending)} of {of} tasks not done after {left.said:.3g} s; "
-                        f"waiting for {found}. First of them: {next(iter(pending))}. Give it "
-                        f"longer with timeout=, or look at {self.dashboard_link}"
-                    )
                 future = next(done)
                 if future.status in ("pending", "lost"):  # its worker died since; it is made again
                     done.add(future)
@@ -346,22 +337,21 @@ class Cluster:
                 seconds = max(0.1, left.seconds)
                 answers: dict[str, Any] = asked(self.client, run, seconds, self.check_alive)
             except TimeoutError:
-                silent = ", ".join(states(self, range(self.slots), _SILENT)[:8])
+                silent = " or ".join(states(self, missing)[:8])
                 name = getattr(function, "__name__", str(function)).strip("_").replace("_", " ")
                 raise DeadlineError(
-                    f"{silent or f'all {self.slots} workers'} did not answer within "
-                    f"{left.said:.3g} s ({name!r}, asked of every worker): frozen, busy or gone. "
-                    f"Give it longer with timeout="
+                    f"{name!r}, asked of every worker, was not answered by all within "
+                    f"{left.said:.3g} s, by {silent}: frozen, busy or gone. Give it longer with "
+                    f"timeout="
                 ) from None
-            except CommClosedError:  # a worker died meanwhile: its slot is refilled
-                answers = {}
             for address, answer in answers.items():
                 if isinstance(answer, tuple):
                     found.update([answer])
                 elif isinstance(answer, BaseException):
+                    # of a worker that died meanwhile, or the function's own
                     died = isinstance(answer, CommClosedError) or address in str(answer)
                     if not (isinstance(answer, OSError) and died):
-                        raise answer  # the function's own
+                        raise answer
             if missing := missing - found.keys():
                 time.sleep(_LOOK)
                 self.wait_for_slots(missing, left.seconds)
@@ -397,16 +387,13 @@ class Cluster:
 
         Does nothing in a forked child: the cluster is its parent's.
         """
-        if os.getpid() != self._process:
+        if self._ended or os.getpid() != self._process:
             return
-        if self in RUNNING:
-            RUNNING.remove(self)
-        if self._ended:
-            return
+        RUNNING.remove(self)
         self._ended = "closed" if self.status == "running" else "lost"
         if self.backend == "cupy" and not RUNNING:  # CuPy's arrays are CuPy's again
             device_arrays.register(on_host=False)
-        self._end(self._ended == "closed")
+        self._end(20.0 if self._ended == "closed" else 1.0)
         self._remove_spool()
 
     def __enter__(self) -> "Cluster":
@@ -422,10 +409,21 @@ class Cluster:
         )
 
     def _repr_html_(self) -> str:
-        words = f"{self.slots} {self.kind} workers"
-        if self.is_running:
-            return panel(words, self.why, self.dashboard_link, self.started)
-        return f"<b>{html.words(words)}</b>, {html.words(self.status)}"
+        """Where its dashboard is, and a button for its page, which JupyterLab's panels then show.
+
+        They follow the cluster that was started last of those that answer. Elsewhere the link
+        stays, and no button.
+        """
+        words = html.words(f"{self.slots} {self.kind} workers")
+        if not self.is_running:
+            return f"<b>{words}</b>, {html.words(self.status)}"
+        address = html.words(self.dashboard_link.removesuffix("/status"))
+        return (
+            f"<div data-dashboard='{address}' data-started='{self.started!r}'><b>{words}</b>, "
+            f"dashboard: <a href='{address}/tiledask' target='_blank'>{address}/tiledask</a> "
+            f"<button hidden>Show the dashboard page</button><br>"
+            f"<small>{html.words(self.why)}</small></div>{SCRIPT}"
+        )
 
 
 async def _in_slot(

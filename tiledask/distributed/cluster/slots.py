@@ -13,13 +13,12 @@ import signal
 import threading
 from collections import deque
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from itertools import count
 from typing import Any
 
 import numpy as np
-from distributed import Client, SchedulerPlugin, WorkerPlugin
+from distributed import SchedulerPlugin, WorkerPlugin
 from distributed.metrics import time
 from distributed.utils import offload
 from threadpoolctl import threadpool_limits
@@ -27,10 +26,10 @@ from threadpoolctl import threadpool_limits
 from tiledask.distributed.cluster import device_arrays, device_memory, host_memory
 from tiledask.distributed.cluster.cluster import PAGE
 from tiledask.distributed.cluster.spool import AS_HOST, this_host
-from tiledask.distributed.cluster.tasks import asked, slot_on
+from tiledask.distributed.cluster.tasks import slot_on
 from tiledask.tile import matmul
 
-__all__ = ["BLAS_THREADS", "Equip", "Slots", "give_back", "take_slots", "warm_up"]
+__all__ = ["BLAS_THREADS", "Equip", "Slots", "join", "leave", "warm_up"]
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What BLAS libraries read to learn how many threads they may use."""
@@ -57,11 +56,10 @@ class Slots(SchedulerPlugin):
         self.page = False
         """Whether what collects for the dashboard's page was put there with this."""
 
-        there = (
-            (w.host, w.name if isinstance(w.name, int) else 0, w.address)
-            for w in scheduler.workers.values()
-        )
-        for *_, address in sorted(there):
+        def place(worker: Any) -> tuple[str, int, str]:
+            return worker.host, worker.name if isinstance(worker.name, int) else 0, worker.address
+
+        for *_, address in sorted(map(place, scheduler.workers.values())):
             self.add_worker(scheduler, address)
         scheduler.handlers["tiledask_slot"] = lambda address: self.slots[address]
         scheduler.handlers["tiledask_ready"] = self.ready
@@ -135,28 +133,6 @@ async def leave(client: str, dask_scheduler: Any) -> None:
         plugin.clients.remove(client)
         if not plugin.clients:
             await plugin.end()
-
-
-# -- the client ------------------------------------------------------------------------------------
-
-
-def take_slots(
-    client: Client, equip: "Equip", seconds: float, page: bool
-) -> tuple[dict[str, int], bool]:
-    """Give all workers slots, unless they have some: (the slot at each address, whether the
-    dashboard has tiledask's page, which is opened for ``page``)."""
-    joining = partial(client._run_on_scheduler, join, client.id, page)
-    there: tuple[dict[str, int], bool] = asked(client, joining, seconds)
-    register: Any = client._register_worker_plugin
-    equips = partial(register, equip, equip.name, idempotent=True)
-    asked(client, equips, seconds, what="some worker, to be given its slot,")
-    return there
-
-
-def give_back(client: Client) -> None:
-    """Let ``client`` go without its slots."""
-    with suppress(Exception):  # of a scheduler that is gone: nothing is left there
-        asked(client, partial(client._run_on_scheduler, leave, client.id), 10.0)
 
 
 # -- on a worker -----------------------------------------------------------------------------------

@@ -37,7 +37,6 @@ from tiledask.distributed.cluster.slots import BLAS_THREADS, Equip
 from tiledask.distributed.connecting.connect import attach
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
-from tiledask.extras import install
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import probe
@@ -161,7 +160,7 @@ def start_cluster(
         "memory_limit": host,
         "dashboard_address": f"{_HOST}:{port or 0}",
         "scheduler_kwargs": {"dashboard": port is not None},
-        "security": _security(tls),
+        "security": tls or None,
         "silence_logs": logging.CRITICAL,
         "death_timeout": max(60.0, seconds),
         # a nanny that replaces its worker later would give it the settings and variables of then,
@@ -180,27 +179,17 @@ def start_cluster(
         # death (distributed.deploy.lost-worker-timeout), and nothing would ever refill the slot
         owned._update_worker_status = partial(BaseCluster._update_worker_status, owned)
         there = lambda: (len(owned.scheduler.workers), slots, "")  # noqa: E731
-        what = f"starting {slots} {'GPU' if on_gpus else 'CPU'} workers"
-        with nullcontext() if quiet or not is_watched() else showing(what, there, after=0.5):
-            _launch(owned, slots, seconds)
-    client = None
-    try:
-        client = Client(owned)
-        cluster = attach(
-            client,
-            owned,
-            partial(_end, client, owned),
-            equip,
-            device="cuda" if on_gpus else "cpu",
-            why=why,
-            workers=slots,
-            seconds=seconds,
-            page=port is not None,
-            started_here=True,
-        )
-    except BaseException:
-        _end(client, owned, True)
-        raise
+        what, client = f"starting {slots} {'GPU' if on_gpus else 'CPU'} workers", None
+        try:
+            with nullcontext() if quiet or not is_watched() else showing(what, there, after=0.5):
+                _launch(owned, slots, seconds)
+            client = Client(owned)
+            end, kind = partial(_end, client, owned), "cuda" if on_gpus else "cpu"
+            its = client, owned, end, equip, kind, why, slots, seconds
+            cluster = attach(*its, page=port is not None, started_here=True)
+        except BaseException:  # they end by themselves: the call keeps its deadline
+            threading.Thread(target=_end, args=(client, owned, 120.0), daemon=True).start()
+            raise
     if not quiet and in_notebook():
         show(cluster)
     elif not quiet:
@@ -209,13 +198,13 @@ def start_cluster(
     return cluster
 
 
-def _end(client: Client | None, owned: SpecCluster, in_order: bool) -> None:
-    """Stop the workers; safe to call twice."""
+def _end(client: Client | None, owned: SpecCluster, seconds: float) -> None:
+    """Stop the workers, within so many seconds; safe to call twice."""
     if client is not None:
         with contextlib.suppress(Exception):
             client.close(timeout=5)
     try:
-        owned.close(timeout=20 if in_order else 1)
+        owned.close(timeout=seconds)
     except Exception:  # whatever kept it from ending in order: no worker outlives its cluster
         for nanny in owned.workers.values():
             nanny.auto_restart = False
@@ -242,24 +231,18 @@ def _nanny() -> type[Nanny]:
     return _ForkingNanny
 
 
-def _launch(owned: SpecCluster, slots: int, seconds: float) -> None:
+def _launch(owned: Any, slots: int, seconds: float) -> None:
     """Start the workers, within ``seconds``."""
-
-    async def start() -> None:
-        # a nanny that is stopped half way leaves its worker behind
-        await asyncio.shield(owned._correct_state())
-
+    # it goes on if it is late: a nanny that is stopped half way leaves its worker behind
+    starting, loop = owned._correct_state_internal(), owned.loop.asyncio_loop
     try:
-        owned.sync(start, callback_timeout=seconds)
-    except BaseException as error:
-        threading.Thread(target=owned.close, args=(120.0,), daemon=True).start()
-        if isinstance(error, TimeoutError):
-            raise DeadlineError(
-                f"{slots} workers were asked for and did not start within {seconds:g} s; give them "
-                f"longer with timeout=, or ask for fewer"
-            ) from None
-        if not isinstance(error, RuntimeError):
-            raise
+        asyncio.run_coroutine_threadsafe(starting, loop).result(seconds)
+    except TimeoutError:
+        raise DeadlineError(
+            f"{slots} workers were asked for and did not start within {seconds:g} s; give them "
+            f"longer with timeout=, or ask for fewer"
+        ) from None
+    except RuntimeError as error:
         raise ClusterLostError(
             f"{slots} workers were asked for and could not start ({error}); their own words are "
             f"above. In a script, put start_cluster() under  if __name__ == '__main__':"
@@ -327,8 +310,7 @@ def _port(port: int | None) -> int | None:
             probing.bind((_HOST, int(text)))
         except OSError:
             probing.bind((_HOST, 0))
-        found: int = probing.getsockname()[1]
-    return found
+        return int(probing.getsockname()[1])
 
 
 def _origins(port: int) -> list[str]:
@@ -340,14 +322,3 @@ def _origins(port: int) -> list[str]:
     ports = [port, *range(8888, 8900)]
     more = os.environ.get("TILEDASK_DASHBOARD_ORIGINS", "").split()
     return [f"{host}:{p}" for p in ports for host in (_HOST, "localhost")] + more
-
-
-def _security(tls: bool) -> Any:
-    if not tls:
-        return None
-    from distributed.security import Security
-
-    try:
-        return Security.temporary()
-    except ImportError:
-        raise ConfigError(f"tls=True needs the package 'cryptography': {install('tls')}") from None

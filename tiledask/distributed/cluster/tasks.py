@@ -56,13 +56,14 @@ def enter(function: Callable[..., Any], *args: Any) -> Any:
 
     Blocks that were sent or spilled come back unaligned, and then sums round differently.
     """
-    given = list(args)
-    for at, value in enumerate(given):
-        if isinstance(value, np.ndarray):
-            by_columns = value.flags.f_contiguous and not value.flags.c_contiguous
-            given[at] = np.require(value, requirements=["F" if by_columns else "C", "A"])
+
+    def ready(x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        return np.require(x, requirements=["F" if x.flags.fnc else "C", "A"])
+
     try:
-        return function(*given)
+        return function(*map(ready, args))
     except (SystemExit, KeyboardInterrupt) as error:
         # these would end the worker's thread, and nobody would ever know how the task ended
         raise RuntimeError(f"the task raised {type(error).__name__}: {error}") from None
@@ -98,22 +99,18 @@ def failure(cluster: Any, future: Future[Any], what: str) -> BaseException:
     return raised
 
 
-def states(cluster: Any, slots: Iterable[int], silent: float = 0.0) -> list[str]:
-    """Of each of these slots that has no worker, one that is paused, or one that is silent for
-    so many seconds."""
+def states(cluster: Any, slots: Iterable[int]) -> list[str]:
+    """How each of these slots is: without a worker, paused, or last heard of when."""
     workers, now, found = cluster.workers(), time.time(), []
     for slot in sorted(slots):
-        facts = workers.get(slot)
-        if facts is None:
-            found.append(f"slot {slot} (it has no worker)")
-        elif facts["status"] == "paused":
+        facts, how = workers.get(slot), "it has no worker"
+        if facts and facts["status"] == "paused":
             held, limit = map(format_bytes, (facts["metrics"]["memory"], facts["memory_limit"]))
-            found.append(
-                f"slot {slot} (its worker is paused at {held} of {limit}: let arrays go, or "
-                f"make room where it puts blocks aside, {facts['local_directory']})"
-            )
-        elif (seconds := now - facts["last_seen"]) >= silent:
-            found.append(f"slot {slot} (its worker was last heard of {seconds:.1f} s ago)")
+            how = f"its worker is paused at {held} of {limit}: let arrays go, or make room where "
+            how += f"it puts blocks aside, {facts['local_directory']}"
+        elif facts:
+            how = f"its worker was last heard of {max(0, now - facts['last_seen']):.1f} s ago"
+        found.append(f"slot {slot} ({how})")
     return found
 
 

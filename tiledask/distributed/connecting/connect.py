@@ -30,7 +30,7 @@ from distributed.versions import get_versions
 
 from tiledask.distributed.cluster.cluster import RUNNING, Cluster
 from tiledask.distributed.cluster.gpus import OwnGpu, check_device, own_gpu, pool_of, share_of
-from tiledask.distributed.cluster.slots import Equip, give_back, take_slots
+from tiledask.distributed.cluster.slots import Equip, join, leave
 from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.cluster.tasks import asked, check_client, workers_of
 from tiledask.distributed.deadlines import left_of, seconds_of, until
@@ -95,9 +95,9 @@ def connect(
         return known
     made = _client(client, security, seconds)
 
-    def end(in_order: bool) -> None:
-        if in_order:
-            give_back(made)
+    def end(seconds: float) -> None:
+        with suppress(Exception):  # of a scheduler that is gone: nothing is left there
+            asked(made, partial(made._run_on_scheduler, leave, made.id), seconds)
         if made is not client:
             with suppress(Exception):
                 made.close(timeout=5)
@@ -107,10 +107,9 @@ def connect(
             _wait_for_workers(made, wanted or 1, seconds)
             _check_versions(made, seconds)
             why = f"workers of {_address(made)} were connected to"
-            given = made, client, end, Equip()
-            return attach(*given, device=device, why=why, workers=wanted, seconds=seconds)
+            return attach(made, client, end, Equip(), device, why, wanted, seconds)
     except BaseException:
-        end(True)
+        end(10.0)
         raise
 
 
@@ -130,8 +129,7 @@ def cluster_of(given: Any, what: str) -> Cluster:
 def _known(given: Any) -> Cluster | None:
     """The running cluster of this process that is, or is connected to, ``given``."""
     for cluster in reversed(RUNNING):
-        its = (cluster.client, cluster.given, _address(cluster.client))
-        if any(each is given or (isinstance(each, str) and each == given) for each in its):
+        if given in (cluster.client, cluster.given, cluster.scheduler_address):
             if cluster.is_running:
                 return cluster
             cluster.close()  # its client was closed
@@ -232,19 +230,19 @@ def _process(device: str, dask_worker: Any) -> Process:
 def attach(
     client: Client,
     given: Any,
-    end: Callable[[bool], None],
+    end: Callable[[float], None],
     equip: Equip,
-    *,
     device: str,
     why: str,
     workers: int | None,
     seconds: float,
+    *,
     page: bool = True,
     started_here: bool = False,
 ) -> Cluster:
     """A Cluster of so many ``workers`` (None: of those that there are), each of which gets what
-    ``equip`` has for it. ``end`` is called when it is closed, with whether its scheduler still
-    answers."""
+    ``equip`` has for it, unless they have slots of an earlier client. ``end``: within so many
+    seconds, when it is closed."""
     call: Any = partial(client._run, _process, device)
     found: dict[str, Process] = asked(client, call, seconds, what="some worker, for what it is,")
     own = {each[:2] for each in found.values()} - {(this_host(), os.getpid())}
@@ -262,35 +260,27 @@ def attach(
         raise ConfigError(f"device='cuda' needs workers with usable GPUs, and {without}")
     if device == "auto":
         why += f": {without or 'each has a GPU'}"
-    shares = [
-        share_of(w.gpu, gpus.count(w.gpu), w.memory)
+    shares = {
+        address: share_of(w.gpu, gpus.count(w.gpu), w.memory)
         if isinstance(w.gpu, OwnGpu) and not without
         else w.memory
-        for w in found.values()
-    ]
-    if not without:
-        equip.pool = pool_of(gpus, sharers, min(shares)), sharers
-        why += f"; a worker has {format_bytes(min(shares))} of its GPU"
-    at, there = take_slots(client, equip, seconds, page)
-    slots = {
-        at[address]: (each.host, equip.cap or share)
-        for (address, each), share in zip(found.items(), shares, strict=True)
-        if address in at
+        for address, w in found.items()
     }
+    if not without:
+        equip.pool = pool_of(gpus, sharers, min(shares.values())), sharers
+        why += f"; a worker has {format_bytes(min(shares.values()))} of its GPU"
+    call = partial(client._run_on_scheduler, join, client.id, page)
+    at, there = asked(client, call, seconds)
+    call = partial(client._register_worker_plugin, equip, equip.name, idempotent=True)
+    asked(client, call, seconds, what="some worker, to be given its slot,")
+    slots = {at[a]: (found[a].host, equip.cap or shares[a]) for a in found if a in at}
     # of a slot whose worker is just being restarted: on some host, the least
     least = next(iter(slots.values()))[0], min(limit for _, limit in slots.values())
     held = [slots.get(slot, least) for slot in range(workers or max(slots) + 1)]
-    return Cluster(
-        client,
-        given,
-        end,
-        [limit for _, limit in held],
-        backend="numpy" if without else "cupy",
-        why=why,
-        page=there,
-        started_here=started_here,
-        hosts=equip.hosts or tuple(host for host, _ in held),
-    )
+    hosts, limits = zip(*held, strict=True)
+    backend = "numpy" if without else "cupy"
+    hosts = equip.hosts or hosts
+    return Cluster(client, given, end, limits, hosts, backend, why, there, started_here)
 
 
 # -- files -----------------------------------------------------------------------------------------
