@@ -304,22 +304,15 @@ class Cluster:
         self.wait(futures, what, timeout, cancel=cancel)
         with self._cancelling(futures if cancel else ()):
             gather = partial(self.client._gather, futures, direct=self.started_here)
+            results, seconds = f"{what}: a worker with results", max(0.5, left.seconds)
             try:
-                seconds = max(0.5, left.seconds)
-                found: list[Any] = asked(self.client, gather, seconds, self.check_alive)
-            except Exception as error:
-                # a result was lost since, and making it again has failed
-                erred = next((f for f in futures if f.status == "error"), None)
-                if erred is not None:
-                    failed = failure(self, erred, what)
-                    raise failed from failed.__cause__
-                if not isinstance(error, TimeoutError):
-                    raise
-                raise DeadlineError(
-                    f"{what}: the results were ready and did not arrive within {left.said:.3g} s "
-                    f"from {', '.join(states(self, set(map(slot_of, futures))))}. Give it longer "
-                    f"with timeout="
-                ) from None
+                found: list[Any] = asked(self.client, gather, seconds, self.check_alive, results)
+            except Exception:
+                for future in futures:  # one was lost since, and making it again has failed
+                    if future.status == "error":
+                        failed = failure(self, future, what)
+                        raise failed from failed.__cause__
+                raise
         return found
 
     def run(

@@ -126,37 +126,24 @@ def asked(
 ) -> T:
     """What ``call()``, of the client's loop, returns.
 
-    Raises DeadlineError, that ``what`` did not answer within ``seconds``. Before, in between, and
-    if it fails ``check()`` may raise instead: by default that the client has lost its scheduler,
+    Raises DeadlineError, that ``what`` did not answer within ``seconds``. Before, and if it fails,
+    ``check()`` may raise instead: by default that the client has lost its scheduler,
     ClusterLostError.
     """
     check, left = check or partial(check_client, client), left_of(seconds)
-
-    async def answer() -> T:
-        task = asyncio.ensure_future(call())
-        try:
-            while not (await asyncio.wait([task], timeout=min(left.seconds, HEAR)))[0]:
-                check()
-                if not left.seconds:
-                    raise DeadlineError(
-                        f"{what} did not answer within {left.said:.3g} s: frozen, busy or gone. "
-                        f"Give it longer with timeout=, or look at the logs of scheduler and "
-                        f"workers"
-                    )
-            error = task.exception()
-            broke = isinstance(error, OSError) and not isinstance(error, TimeoutError)
-            for _ in range(_NEWS * broke):
-                check()
-                await asyncio.sleep(HEAR / 5)
-            return task.result()
-        finally:
-            task.cancel()
-
     check()
     try:
-        found: T = client.sync(answer)
-    except (Exception, asyncio.CancelledError):
-        check()
+        found: T = client.sync(call, callback_timeout=left.seconds)
+    except (Exception, asyncio.CancelledError) as error:
+        late = isinstance(error, TimeoutError)
+        for _ in range(1 if late or not isinstance(error, OSError) else _NEWS):
+            check()
+            time.sleep(HEAR / 5)
+        if late and not left.seconds:
+            raise DeadlineError(
+                f"{what} did not answer within {left.said:.3g} s: frozen, busy or gone. Give it "
+                f"longer with timeout=, or look at the logs of scheduler and workers"
+            ) from None
         raise
     return found
 
