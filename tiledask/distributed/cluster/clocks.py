@@ -48,9 +48,6 @@ def set_clocks(cluster: Cluster, timeout: float | None = None) -> tuple[Clock, .
     return tuple(cluster.run(_set, timeout=timeout))
 
 
-# -- on the scheduler and on the workers ----------------------------------------------------------
-
-
 def now() -> float:
     """Seconds since 1970 by the scheduler's clock (in a worker whose clock was set)."""
     return time.time() + _offset
@@ -58,11 +55,7 @@ def now() -> float:
 
 async def _set(dask_worker: Any) -> Clock:
     global _offset
-    trips = []
-    for _ in range(ROUNDS):
-        before = time.time()
-        there = await dask_worker.scheduler.tiledask_clock()
-        trips.append((before, there, time.time()))
-    clock = Clock.of(trips)
+    ask = dask_worker.scheduler.tiledask_clock
+    clock = Clock.of([(time.time(), await ask(), time.time()) for _ in range(ROUNDS)])
     _offset = clock.offset
     return clock

@@ -30,10 +30,8 @@ from tornado.ioloop import PeriodicCallback
 
 from tiledask.distributed.cluster import device_memory
 
-__all__ = [
-    *("KEEP_SECONDS", "LARGE", "RESERVE", "cap_memory", "capped", "empty", "held", "keep"),
-    *("keep_nothing", "peak_bytes", "reset_peak"),
-]
+__all__ = ["KEEP_SECONDS", "LARGE", "RESERVE", "cap_memory", "capped", "empty", "held", "keep"]
+__all__ += ["keep_nothing", "peak_bytes", "reset_peak"]
 
 KEEP_SECONDS = 10.0
 """How long memory waits for a block."""
@@ -100,26 +98,25 @@ def keep(worker: Any) -> None:
     """Keep the memory of this worker's blocks for others from now on."""
     global _room, _most
     manager = worker.memory_manager
-    limit = manager.memory_limit
-    if sys.platform == "linux" and limit:
-        _room = int(limit * KEEP_SHARE)
-        shares = manager.memory_spill_fraction or 1.0, manager.memory_pause_fraction or 1.0
-        _most = min(shares) * limit
-        # small arrays come to lie where others have gone. Dask has malloc give back at once what
-        # is free: then each is a mapping of its own, whose pages the kernel clears each time, more
-        # than half of the time of a step of a small model
-        _set_malloc(2**25, 2**26)
-        forgets = worker.periodic_callbacks["tiledask-kept"] = PeriodicCallback(_forget, 2000)
-        if worker.status is Status.running:  # else it starts with the others
-            forgets.start()
+    if sys.platform != "linux" or not manager.memory_limit:
+        return
+    _room = int(manager.memory_limit * KEEP_SHARE)
+    shares = manager.memory_spill_fraction or 1.0, manager.memory_pause_fraction or 1.0
+    _most = min(shares) * manager.memory_limit
+    # small arrays come to lie where others have gone. Dask has malloc give back at once what is
+    # free: then each is a mapping of its own, whose pages the kernel clears each time, more than
+    # half of the time of a step of a small model
+    _set_malloc(2**25, 2**26)
+    forgets = worker.periodic_callbacks["tiledask-kept"] = PeriodicCallback(_forget, 2000)
+    if worker.status is Status.running:  # else it starts with the others
+        forgets.start()
 
 
 def keep_nothing(worker: Any) -> None:
     """Give what is kept to the system, and keep nothing any more."""
     global _room
     _room = 0
-    forgets = worker.periodic_callbacks.pop("tiledask-kept", None)
-    if forgets is not None:
+    if forgets := worker.periodic_callbacks.pop("tiledask-kept", None):
         forgets.stop()
         _forget()
         _set_malloc(2**17, 2**17)
@@ -145,11 +142,9 @@ def _settle(since: float = 0.0) -> None:
     _look()
     while _returned:
         _kept.append((_returned.popleft(), monotonic()))
-    before = len(_kept)
     while _kept and (_kept[0][1] < since or _kept_bytes() > _room):
         del _kept[0]
-    if len(_kept) < before:
-        _clear_peak()  # or what has just gone would count as held
+    _clear_peak()  # what has just gone is held no more
 
 
 def _kept_bytes() -> int:
@@ -198,11 +193,10 @@ def peak_bytes(backend: str) -> int:
 
 
 def _look() -> None:
-    """Take the peak since the last look into account: what is kept is about to change."""
+    """Take the peak since it was cleared into account: what is kept is about to change."""
     global _peak
     if _peak is not None:
         _peak = max(_peak, _status("VmHWM") - _kept_bytes())
-        _clear_peak()
 
 
 def _clear_peak() -> None:

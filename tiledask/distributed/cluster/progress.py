@@ -12,6 +12,7 @@ what cannot be reported is not.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -20,9 +21,7 @@ from distributed import get_worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.tile.progress import is_watched, showing
 
-__all__ = [
-    *("RUNS", "Progress", "Reporter", "announced", "ended", "report", "subscribed", "watching")
-]
+__all__ = ["RUNS", "Progress", "Reporter", "announced", "ended", "report", "subscribed", "watching"]
 
 Progress = bool | Callable[[int, int], None] | None
 """How far a call is, for people: a bar or none, or a function of (done, in all)."""
@@ -34,28 +33,25 @@ _REPORT = 0.25  # seconds between two reports of a rank
 @contextmanager
 def announced(cluster: Cluster, run: str, **about: Any) -> Iterator[bool]:
     """Whether the page follows ``run`` while the block runs; if that fails, it shows why."""
-    there = _notify(cluster, run, about)
+    _notify(cluster, {"run": run, **about})
     try:
-        yield there
+        yield cluster.page
     except BaseException as error:
         words = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
-        _notify(cluster, run, {"state": f"failed: {words}"})
+        _notify(cluster, {"run": run, "state": f"failed: {words}"})
         raise
 
 
 def ended(cluster: Cluster, run: str, counted: Iterable[tuple[int, dict[str, Any]]] = ()) -> None:
     """Show ``run`` as done, with what was counted by lane."""
-    _notify(cluster, run, {"state": "done", "counted": list(counted)})
+    _notify(cluster, {"run": run, "state": "done", "counted": list(counted)})
 
 
-def _notify(cluster: Cluster, run: str, event: dict[str, Any]) -> bool:
-    """Whether the dashboard has tiledask's page, which then gets this event of Dask's."""
+def _notify(cluster: Cluster, event: dict[str, Any]) -> None:
     owner: Any = cluster.given if cluster.started_here else cluster.client
-    with suppress(Exception):  # of a cluster that is closed
-        if cluster.page:
-            event = {"run": run, **event}
+    if cluster.page:
+        with suppress(Exception):  # of a cluster that is closed
             owner.loop.add_callback(owner.scheduler.log_event, topic=RUNS, msg=event)
-    return cluster.page
 
 
 def report(run: str, event: dict[str, Any], topic: str = "") -> None:
@@ -64,21 +60,18 @@ def report(run: str, event: dict[str, Any], topic: str = "") -> None:
         get_worker().log_event(topic or run, {"run": run, **event})
 
 
+@dataclass
 class Reporter:
-    """Reports now and then how far one rank of a product is, on its worker.
+    """Reports now and then how far one rank of a product is, on its worker."""
 
-    ``more``: what the page shows besides, as (spans, numbers).
-    """
-
-    def __init__(
-        self,
-        run: str,
-        rank: int,
-        of: int,
-        more: Callable[[], tuple[list[Any], dict[str, Any]]] = lambda: ([], {}),
-    ) -> None:
-        self.run, self.rank, self.of, self.more = run, rank, of, more
-        self.done, self.last = 0, monotonic()
+    run: str
+    rank: int
+    of: int
+    """Panels; a sum has none."""
+    more: Callable[[], tuple[list[Any], dict[str, Any]]] = lambda: ([], {})
+    """What the page shows besides, as (spans, numbers)."""
+    done: int = field(default=0, init=False)
+    last: float = field(default_factory=monotonic, init=False)
 
     def one_more(self) -> None:
         """Another panel is multiplied."""
@@ -89,7 +82,7 @@ class Reporter:
     def report(self) -> None:
         """Report it now."""
         self.last, (spans, numbers) = monotonic(), self.more()
-        if self.of:  # a sum has no panels
+        if self.of:
             numbers = {"done": self.done, "of": self.of, **numbers}
         report(self.run, {"spans": spans, "counted": [(self.rank, numbers)]}, RUNS)
 
@@ -118,22 +111,22 @@ def watching(
     ``wanted``: True and False insist, None shows a bar on a terminal or in a notebook. A function
     is called with (panels done, panels in all).
     """
-    wanted = is_watched() if wanted is None else wanted
     done, in_all = [0] * len(panels), sum(panels)
-    if not wanted:
+    if not (is_watched() if wanted is None else wanted):
         yield
         return
+    tell = wanted if callable(wanted) else None
 
     def on_event(event: Any) -> None:
         for rank, numbers in event.get("counted", ()) if event.get("run") == run else ():
             if "done" in numbers:
                 done[rank] = max(done[rank], numbers["done"])
-                if callable(wanted):
-                    wanted(sum(done), in_all)
+                if tell:
+                    tell(sum(done), in_all)
 
-    bar = showing(what, lambda: (sum(done), in_all, ""), "panels")
-    with nullcontext() if callable(wanted) else bar, subscribed(cluster, RUNS, on_event):
+    bar = nullcontext() if tell else showing(what, lambda: (sum(done), in_all, ""), "panels")
+    with bar, subscribed(cluster, RUNS, on_event):
         yield
         done[:] = panels  # ranks do not report their last panels
-    if callable(wanted):
-        wanted(in_all, in_all)
+    if tell:
+        tell(in_all, in_all)

@@ -61,9 +61,8 @@ class Room(NamedTuple):
         >>> Room(20_000_000, "", "memory_limit", 100_000_000, limit=8).raised(30_000_000)
         "memory_limit='30 MB' on workers with memory_limit='144.7 MB'"
         """
-        ways = []
-        if self.limit is not None and self.limit < need:
-            ways.append(f"memory_limit={format_up(need)!r}")
+        own = self.limit is not None and self.limit < need
+        ways = [f"memory_limit={format_up(need)!r}"] * own
         if need > self.free:
             wanted = self.given + int((need - self.free + MARGIN) / LEAST) + 1
             if wanted > MEMORY_LIMIT or not self.option:
@@ -78,7 +77,7 @@ def room_of(
     limit: int | str | None = None,
     alone: bool = False,
     timeout: float | None = None,
-    slots: Sequence[int] | None = None,
+    slots: Sequence[int] = (),
 ) -> Room:
     """The Room of ``slots``; default: of those that hold ``arrays`` (futures of each), or of all.
 
@@ -124,6 +123,9 @@ def as_room(found: Sequence[Room], limit: int | str | None, slots: Sequence[int]
 
 # -- on a worker -----------------------------------------------------------------------------------
 
+_Rule = tuple[int, int, str, str]
+"""Bytes that must not be passed, bytes held, words, the option of the workers that moves that."""
+
 
 def _room(
     keys: list[dict[int, str]], backend: str, limits: Sequence[int], alone: bool, dask_worker: Any
@@ -136,18 +138,17 @@ def _room(
     own, limit = sum(getattr(fast[key], "nbytes", 0) for key in mine), limits[slot]
     has = f"a worker has {format_bytes(limit)}"
     if backend == "cupy":
-        used, cap = device_memory.held() - own, device_memory.cap()
-        rules = [(limit, used, f"{has} of its GPU", "")]
+        held, cap = device_memory.held(), device_memory.cap()
+        used, rules = held - own, [(limit, held - own, f"{has} of its GPU", "")]
         if probe().devices[0].integrated:  # what the GPU holds is the host's
-            held = host_memory.held() + device_memory.held()
+            held += host_memory.held()
             rules += _of_dask(dask_worker, data.fast, held, own, alone)
         else:
             at = int(0.95 * device_memory.reachable())  # the rest is for what lies between blocks
             rules.append((at, used, f"{format_bytes(at)} of its GPU are free for it now", ""))
     else:
         cap, used = host_memory.capped() or (None, 0)
-        used -= own
-        rules = [(limit, 0, has, "memory_limit")]
+        used, rules = used - own, [(limit, 0, has, "memory_limit")]
         rules += _of_dask(dask_worker, fast, host_memory.held(), own, alone)
     if cap is not None:  # first: the worker's limit is the same
         rules.insert(0, (cap, used, f"memory_cap={format_bytes(cap)}", "memory_cap"))
@@ -157,11 +158,8 @@ def _room(
     return Room(max(0, at - max(0, held)), f"slot {slot}: {words}", option, given or 0)
 
 
-def _of_dask(
-    worker: Any, fast: Any, process: int, own: int, alone: bool
-) -> Iterator[tuple[int, int, str, str]]:
-    """Where Dask steps in, of what the process holds, or of the sum of its blocks: (bytes that must
-    not be passed, bytes held, words, the option of the workers that moves that)."""
+def _of_dask(worker: Any, fast: Any, process: int, own: int, alone: bool) -> Iterator[_Rule]:
+    """Where Dask steps in, by what the process holds or by the sum of its blocks."""
     manager, managed = worker.memory_manager, getattr(fast, "total_weight", 0)
     total, moves = manager.memory_limit, hasattr(fast, "total_weight") and not alone
     # a block that comes to lie there may move all others to disk
