@@ -228,11 +228,9 @@ class Cluster:
         args: Mapping[int, Sequence[Any]],
         *,
         name: str = "task",
-        beside: bool = False,
     ) -> list[Future[Any]]:
         """A Future for every slot of ``args``, like `submit`."""
-        options: dict[str, Any] = {"name": name, "beside": beside}
-        return [self.submit(slot, function, *mine, **options) for slot, mine in args.items()]
+        return [self.submit(slot, function, *mine, name=name) for slot, mine in args.items()]
 
     def wait(
         self,

@@ -44,16 +44,12 @@ def _register() -> None:
     # whoever imports it later would put Dask's own in place of ours; it needs RMM or Numba
     with suppress(Exception):
         import distributed.protocol.cupy  # noqa: F401
-    dask_serialize.register(array, lambda x: serialize_numpy_ndarray(_sent(x)))
+    # in host memory contiguous in C or Fortran order, as it is on the GPU
+    dask_serialize.register(array, lambda x: serialize_numpy_ndarray(x.get(order="A")))
     arrived = lambda header, frames: _arrived(deserialize_numpy_ndarray(header, frames))  # noqa: E731
     dask_deserialize.register(array, arrived)
-    copyreg.pickle(array, lambda x: (_arrived, (_sent(x),)))  # within others, which are pickled
-
-
-def _sent(x: Any) -> np.ndarray:
-    """The array in host memory, contiguous in C or Fortran order as it is on the GPU."""
-    host: np.ndarray = x.get(order="A")
-    return host
+    # within others, which are pickled
+    copyreg.pickle(array, lambda x: (_arrived, (x.get(order="A"),)))
 
 
 def _arrived(host: np.ndarray) -> Any:

@@ -66,31 +66,25 @@ def allocate(nbytes: int) -> Any:
     """CuPy's pointer to new memory of the pool; raises Refused, a MemoryError, beyond the cap."""
     global _peak
     with _lock:  # or two threads would share what is left
-        before, why = held(), ""
+        before = held()
         beyond = before + -(-nbytes // UNIT) * UNIT - (_cap or 0)
-        if _cap is not None and beyond > 0:
-            why = (
-                f"{format_bytes(beyond)} more than memory_cap={format_bytes(_cap)}; ask "
-                f"start_cluster for a higher one, or use more workers"
-            )
-        else:
-            try:
+        try:
+            if _cap is None or beyond <= 0:
                 pointer = _pool.malloc(nbytes)
-            except MemoryError as error:
-                free, total = map(format_bytes, namespace("cupy").cuda.runtime.memGetInfo())
-                why = (
-                    f"which the GPU refused: {free} of its {total} are free; close what else runs "
-                    f"there, or use more GPUs ({error})"
-                )
-        if why:
-            refused = Refused(
-                f"{format_bytes(nbytes)} of the GPU beside {format_bytes(before)} that this worker "
-                f"holds make {format_bytes(before + nbytes)}, {why}"
-            )
-            refused.needed = before + nbytes
-            raise refused
-        _peak = max(_peak, held())
-    return pointer
+                _peak = max(_peak, held())
+                return pointer
+            why = f"{format_bytes(beyond)} more than memory_cap={format_bytes(_cap)}; ask "
+            why += "start_cluster for a higher one, or use more workers"
+        except MemoryError as error:
+            free, total = map(format_bytes, namespace("cupy").cuda.runtime.memGetInfo())
+            why = f"which the GPU refused: {free} of its {total} are free; close what else runs "
+            why += f"there, or use more GPUs ({error})"
+    refused = Refused(
+        f"{format_bytes(nbytes)} of the GPU beside {format_bytes(before)} that this worker holds "
+        f"make {format_bytes(before + nbytes)}, {why}"
+    )
+    refused.needed = before + nbytes
+    raise refused
 
 
 def cap() -> int | None:

@@ -85,7 +85,12 @@ def connect(
     check_device(device)
     if isinstance(client, Cluster):
         return client
-    if (known := _known(client)) is not None:
+    for known in RUNNING[::-1]:
+        if client not in (known.client, known.given, known.scheduler_address):
+            continue
+        if not known.is_running:
+            known.close()  # its client was closed
+            continue
         its = "cuda" if known.backend == "cupy" else "cpu"
         if device not in ("auto", its) or (wanted or 0) > known.slots:
             raise ConfigError(
@@ -94,6 +99,8 @@ def connect(
             )
         return known
     made = _client(client, security, seconds)
+    scheduler: Any = made.scheduler
+    address, left = scheduler.address, left_of(seconds)
 
     def end(seconds: float) -> None:
         with suppress(Exception):  # of a scheduler that is gone: nothing is left there
@@ -104,9 +111,16 @@ def connect(
 
     try:
         with until(seconds):
-            _wait_for_workers(made, wanted or 1, seconds)
+            while (there := len(workers_of(made))) < (wanted or 1):
+                if not left.seconds:
+                    raise DeadlineError(
+                        f"{wanted or 1} workers were asked for, {there} run on {address} after "
+                        f"{seconds:g} s. Start more with 'dask worker {address}', or ask for fewer "
+                        f"with workers="
+                    )
+                time.sleep(0.1)
             _check_versions(made, seconds)
-            why = f"workers of {_address(made)} were connected to"
+            why = f"workers of {address} were connected to"
             return attach(made, client, end, Equip(), device, why, wanted, seconds)
     except BaseException:
         end(10.0)
@@ -126,16 +140,6 @@ def cluster_of(given: Any, what: str) -> Cluster:
     )
 
 
-def _known(given: Any) -> Cluster | None:
-    """The running cluster of this process that is, or is connected to, ``given``."""
-    for cluster in reversed(RUNNING):
-        if given in (cluster.client, cluster.given, cluster.scheduler_address):
-            if cluster.is_running:
-                return cluster
-            cluster.close()  # its client was closed
-    return None
-
-
 def _client(given: Any, security: Any, seconds: float) -> Client:
     """``given``, or a new client of it."""
     if getattr(given, "asynchronous", False):
@@ -149,9 +153,17 @@ def _client(given: Any, security: Any, seconds: float) -> Client:
             raise ConfigError("security= is for the address of a scheduler, a client has its own")
         check_client(given)
         return given
-    where = str(given if isinstance(given, str) else getattr(given, "scheduler_address", given))
+    where = str(getattr(given, "scheduler_address", given))
     try:
-        _knock(where, seconds)
+        scheme, _, _ = where.rpartition("://")
+        if scheme in ("", "tcp", "tls"):
+            # whether anybody takes connections, and without TLS speaks first, as Dask does: its
+            # client would wait for that without end
+            at = get_address_host_port(where)
+            with socket.create_connection(at, min(seconds, _KNOCK)) as there:
+                there.settimeout(seconds)
+                if scheme != "tls" and not there.recv(1):
+                    raise ConnectionError("the connection was closed")
         return Client(given, security=security, set_as_default=False, timeout=seconds)
     # the last three are of what is no scheduler, or of one that encrypts
     except (OSError, ValueError, TypeError, MemoryError, AssertionError) as error:
@@ -160,33 +172,6 @@ def _client(given: Any, security: Any, seconds: float) -> Client:
             f"with 'dask scheduler', and give the address that it prints, as tcp://10.0.0.1:8786; "
             f"if it encrypts, with security=distributed.Security(tls_ca_file=..., ...)"
         ) from None
-
-
-def _knock(where: str, seconds: float) -> None:
-    """Raise OSError if nothing at an address of TCP takes connections, or without TLS does not
-    speak first, as Dask does: its client would wait for that without end."""
-    scheme, _, _ = where.rpartition("://")
-    if scheme in ("", "tcp", "tls"):
-        with socket.create_connection(get_address_host_port(where), min(seconds, _KNOCK)) as there:
-            there.settimeout(seconds)
-            if scheme != "tls" and not there.recv(1):
-                raise ConnectionError("the connection was closed")
-
-
-def _address(client: Client) -> str:
-    """Where its scheduler listens; empty once it was closed."""
-    return getattr(client.scheduler, "address", "")
-
-
-def _wait_for_workers(client: Client, wanted: int, seconds: float) -> None:
-    left, address = left_of(seconds), _address(client)
-    while (there := len(workers_of(client))) < wanted:
-        if not left.seconds:
-            raise DeadlineError(
-                f"{wanted} workers were asked for, {there} run on {address} after {seconds:g} s. "
-                f"Start more with 'dask worker {address}', or ask for fewer with workers="
-            )
-        time.sleep(0.1)
 
 
 def _check_versions(client: Client, seconds: float) -> None:
