@@ -20,6 +20,7 @@ from oracles.waiting import wait_until
 
 import tiledask as td
 from tiledask.distributed.cluster import host_memory, start
+from tiledask.distributed.cluster.cluster import SCRIPT
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.tile import probe
 
@@ -113,6 +114,9 @@ def test_an_error_comes_back_with_its_slot_and_the_cluster_goes_on(cluster, task
     with pytest.raises(error, match=words) as caught:
         cluster.wait(futures, "the failing one", 240)
     assert "slot 1 during the failing one" in caught.value.__notes__[0]
+    futures[1].cancel(force=True)
+    with pytest.raises(ClusterLostError, match=r"was cancelled.*the cluster runs on"):
+        cluster.wait(futures[1:], "gone", timeout=240)
     assert cluster.gather([cluster.submit(1, where)], "after the error") == [1]
 
 
@@ -125,14 +129,6 @@ def listening(process):
                 if connection.status == psutil.CONN_LISTEN:
                     found.setdefault(each.pid, set()).add(connection.laddr.ip)
     return found
-
-
-def test_everything_listens_on_this_machine_only(cluster):
-    workers = set(cluster.run(os.getpid))
-    found = listening(psutil.Process())
-    assert workers | {os.getpid()} <= set(found)  # the scheduler is in this process
-    assert set().union(*found.values()) == {"127.0.0.1"}
-    assert cluster.dashboard_link.startswith("http://127.0.0.1:")
 
 
 def port_of(cluster):
@@ -154,7 +150,12 @@ def status_of_websocket(port, origin):
         return int(stream.recv(64).split()[1])
 
 
-def test_the_dashboard_takes_no_pages_of_other_hosts(cluster, monkeypatch):
+def test_everything_listens_here_only_and_the_dashboard_takes_no_pages_of_other_hosts(
+    cluster, monkeypatch
+):
+    found = listening(psutil.Process())
+    assert {*cluster.run(os.getpid), os.getpid()} <= set(found)  # the scheduler is in this process
+    assert set().union(*found.values()) == {"127.0.0.1"}
     port = port_of(cluster)
     assert status_of_websocket(port, "http://evil.example") == 403
     assert status_of_websocket(port, f"http://localhost:{port}") != 403
@@ -235,9 +236,11 @@ def test_workers_as_if_on_two_hosts_read_no_memory_of_the_other_also_after_a_dea
 
 
 def test_a_closed_cluster_says_so_and_leaves_no_process_or_file():
-    with td.start_cluster(workers=1, device="cpu", quiet=True) as cluster:
-        (pid,) = cluster.run(os.getpid)
-        spool = cluster.spool
+    """And until then it spoke by TLS, as it was told to."""
+    pytest.importorskip("cryptography", reason="TLS needs the package cryptography")
+    with td.start_cluster(workers=1, device="cpu", tls=True, quiet=True) as cluster:
+        assert cluster.address(0).startswith("tls://")
+        pid, spool = cluster.gather([cluster.submit(0, os.getpid)], "over TLS")[0], cluster.spool
         assert spool.is_dir()
     assert not psutil.pid_exists(pid)
     assert not spool.exists()
@@ -293,24 +296,26 @@ def test_the_start_says_which_devices_and_why_and_takes_another_port_for_one_tha
         monkeypatch.setenv("TILEDASK_DASHBOARD_PORT", str(port))
         with td.start_cluster(1, device="cpu") as cluster:
             assert "1 CPU worker" in repr(cluster)
-            assert f"{port_of(cluster)}/tiledask'" in cluster._repr_html_()
+            at = f"http://127.0.0.1:{port_of(cluster)}"
             assert port_of(cluster) not in (port, 0)
-    assert "closed" in cluster._repr_html_()
     out = capfd.readouterr().out
-    for said in ("1 CPU worker", "because device='cpu'", "dashboard: http://127.0.0.1:"):
+    for said in ("1 CPU worker", "because device='cpu'", f"dashboard: {at}"):
         assert said in out
     monkeypatch.setattr(start, "in_notebook", lambda: True)
     monkeypatch.setattr(start, "show", show := mock.Mock())
-    with td.start_cluster(1, device="cpu") as cluster:  # a notebook shows what a terminal prints
-        show.assert_called_once_with(cluster)
+    with td.start_cluster(1, device="cpu") as newer:  # a notebook shows what a terminal prints
+        show.assert_called_once_with(newer)
+        shown, without = newer._repr_html_(), newer._repr_html_().replace(SCRIPT, "")
+        assert newer.started > cluster.started
+        at = f"http://127.0.0.1:{port_of(newer)}"
+        for said in (f"data-dashboard='{at}'", f"href='{at}/tiledask'", "<button hidden>"):
+            assert said in without
+        assert f"data-started='{newer.started!r}'" in without
+        assert "<script" not in without
+        assert shown.count("</script>") == 1
     assert "BLAS thread" not in capfd.readouterr().out
-
-
-def test_tls_on_request():
-    pytest.importorskip("cryptography", reason="TLS needs the package cryptography")
-    with td.start_cluster(workers=1, device="cpu", tls=True, quiet=True) as cluster:
-        assert cluster.address(0).startswith("tls://")
-        assert cluster.gather([cluster.submit(0, where)], "over TLS") == [0]
+    assert "closed" in newer._repr_html_()
+    assert SCRIPT not in newer._repr_html_()
 
 
 def test_tasks_get_aligned_arrays_and_transposed_ones_are_not_copied(cluster):
@@ -323,14 +328,6 @@ def test_tasks_get_aligned_arrays_and_transposed_ones_are_not_copied(cluster):
     futures = [cluster.submit(0, layout, view) for view in views]
     aligned = [(True, True, False)] * 2 + [(True, False, True)]
     assert cluster.gather(futures, "entry") == aligned
-
-
-def test_a_cancelled_task_says_so(cluster, tmp_path):
-    future = cluster.submit(0, wait_until, (tmp_path / "go on").exists)
-    cluster.client.cancel([future], force=True)
-    with pytest.raises(ClusterLostError, match=r"was cancelled.*the cluster runs on"):
-        cluster.wait([future], "gone", timeout=240)
-    (tmp_path / "go on").touch()
 
 
 @pytest.mark.slow

@@ -1,10 +1,13 @@
-"""Forked workers are what spawned ones would be, sooner, and none outlives its client."""
+"""Forked workers are what spawned ones would be, sooner, and nothing outlives its client."""
 
 import contextlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -13,6 +16,7 @@ from oracles.waiting import wait_until
 from threadpoolctl import threadpool_info
 
 import tiledask as td
+from tiledask.distributed.cluster.spool import open_spool
 
 pytestmark = [
     pytest.mark.cluster,
@@ -59,17 +63,31 @@ STARTS = """
 import os, time
 import tiledask as td
 cluster = td.start_cluster(2, device="cpu", quiet=True)
-print(*cluster.run(os.getpid), *set(cluster.run(os.getppid)), flush=True)
+print(*cluster.run(os.getpid), *set(cluster.run(os.getppid)), cluster.spool, flush=True)
 time.sleep(600)
 """
 
 
-@pytest.mark.slow
-def test_nothing_outlives_a_client_that_is_killed():
-    """Started without a file or a main guard: its workers, and the server that forks them."""
-    asked, env = [sys.executable, "-c", STARTS], {"TILEDASK_DASHBOARD_PORT": "none"}
+def test_nothing_outlives_a_client_that_is_killed(tmp_path, monkeypatch):
+    """Started without a file or a main guard: its workers, the server that forks them, and once
+    somebody needs a folder there its own."""
+    env = {"TILEDASK_DASHBOARD_PORT": "none", "TMPDIR": str(tmp_path)}
+    asked = [sys.executable, "-c", STARTS]
     with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True, env=os.environ | env) as client:
-        processes = [psutil.Process(int(pid)) for pid in client.stdout.readline().split()]
+        *pids, dead = client.stdout.readline().split()
+        processes = [psutil.Process(int(pid)) for pid in pids]
+        assert os.listdir(Path(dead).parent)
         client.kill()
     assert len(processes) == 3
     wait_until(lambda: all(map(has_ended, processes)))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder, remove = open_spool(owner := mock.Mock())
+    assert (folder.parent, folder.stat().st_mode & 0o777) == (Path(dead).parent, 0o700)
+    assert not Path(dead).exists()
+    if not (child := os.fork()):  # which has the owner, too, and removes nothing
+        del owner
+        os._exit(0)
+    os.waitpid(child, 0)
+    (folder / "array.npy").touch()
+    remove()
+    assert not folder.exists()

@@ -79,11 +79,6 @@ def ones(cluster, n):
     return td.from_function(block, (n, n), "f8", td.Mesh(cluster, (2,)), ROWS)
 
 
-def alive(cluster):
-    """Process ids, and bytes that each process has held at most."""
-    return (cluster.run(os.getpid), max(cluster.run(host_memory._status, "VmHWM")))
-
-
 def blocks_held(dask_worker):
     return sum(isinstance(value, np.ndarray) for value in dask_worker.data.values())
 
@@ -111,8 +106,9 @@ def planned(n):
 
 
 @pytest.mark.cluster
-def test_what_is_accepted_near_the_limit_runs_and_kills_no_worker(small):
-    pids, _ = alive(small)
+def test_what_is_accepted_near_the_limit_runs_and_what_would_pass_it_is_refused(small):
+    """With numbers and before any task; no worker is killed."""
+    pids, most = small.run(os.getpid), 0.75 * 400e6
     n = largest(small)
     a, b = ones(small, n), ones(small, n)
     for _ in range(2):  # what products leave behind takes the place of what the next ones need
@@ -122,28 +118,21 @@ def test_what_is_accepted_near_the_limit_runs_and_kills_no_worker(small):
         assert c.memory.predicted.peak <= room.bytes + prod(c.shape) // 2 * 8 + MARGIN
         del c
         wait_until_held(small, len(a.blocks) + len(b.blocks))
-    after, most = alive(small)
-    assert after == pids
-    assert most <= 0.75 * 400e6  # Dask's own share for blocks, and what it takes to make them
-
-
-@pytest.mark.cluster
-def test_what_would_pass_it_is_refused_with_numbers_before_any_task(small):
-    pids, _ = alive(small)
+    # Dask's own share for blocks, and what it takes to make them
+    assert max(small.run(host_memory._status, "VmHWM")) <= most
+    del a, b
     n = int(1.35 * largest(small))
     a, b = ones(small, n), ones(small, n)
     idle = r"Dask moves .*to disk .*from \d+ MB on, \d0 % of its memory_limit of 400 MB"
-    with pytest.raises(DoesNotFitError, match=idle) as caught:
-        td.matmul(a, b)
-    assert re.search(
-        r"needs least, \d.*MB on a rank, allowed are \d.*MB \(slot \d: Dask", str(caught.value)
-    )
-    assert "and " in str(caught.value)
+    for limit in (None, "2GB"):  # the call's own cannot lift what the workers have
+        with pytest.raises(DoesNotFitError, match=idle) as caught:
+            td.matmul(a, b, memory_limit=limit)
+        needs = r"needs least, \d.*MB on a rank, allowed are \d.*MB \(slot \d: Dask"
+        assert re.search(needs, str(caught.value))
     assert not td.explain(a, b).chosen
-    assert alive(small)[0] == pids
-    # the call's own limit cannot lift what the workers have
-    with pytest.raises(DoesNotFitError, match=idle):
-        td.matmul(a, b, memory_limit="2GB")
+    assert small.run(os.getpid) == pids
+    with pytest.raises(DoesNotFitError, match=r"a worker may hold .*pauses the worker from 320 MB"):
+        ones(small, 8200)
 
 
 @pytest.mark.cluster
@@ -160,12 +149,6 @@ def test_what_others_left_on_a_worker_counts(small):
     del ballast
     wait_until_held(small, 4)
     assert td.matmul(a, b).shape == (n, n)
-
-
-@pytest.mark.cluster
-def test_a_block_that_a_worker_would_be_killed_for_is_refused(small):
-    with pytest.raises(DoesNotFitError, match=r"a worker may hold .*pauses the worker from 320 MB"):
-        ones(small, 8200)
 
 
 @pytest.mark.cluster

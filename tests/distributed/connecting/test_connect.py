@@ -107,6 +107,9 @@ def test_schedules_trainings_claims_files_and_rank_functions_run(attached, clien
 
 
 def test_a_client_has_one_cluster_and_keeps_everything_of_its_own(client, dask):
+    waits = lambda: __import__("distributed").Event("go on").wait(240)  # noqa: E731
+    busy = client.submit(waits, resources={"own": 1}, pure=False)
+    wait_until(lambda: any(used for _, used in client.run_on_scheduler(of_scheduler)[0]))
     before = client.run(resources), client.run_on_scheduler(of_scheduler)
     default = the_default()
     mesh = td.Mesh(client, (2,))
@@ -120,29 +123,18 @@ def test_a_client_has_one_cluster_and_keeps_everything_of_its_own(client, dask):
             frozenset({"own", "slot1", "beside1"}),
         }
         assert the_default() is default
+        assert any(used == {"own"} for _, used in client.run_on_scheduler(of_scheduler)[0])
     finally:
         cluster.close()
     cluster.close()
     after = client.run(resources), client.run_on_scheduler(of_scheduler)
     assert after == before
+    Event("go on", client=client).set()
+    busy.result(240)
+    wait_until(lambda: not any(used for _, used in client.run_on_scheduler(of_scheduler)[0]))
     assert client.submit(sum, [1, 2], pure=False).result(240) == 3
     with pytest.raises(ClusterLostError, match=r"closed.*td\.connect"):
         td.distribute(np.eye(4), mesh, [td.Shard(0)])
-
-
-def test_what_of_the_users_resources_is_in_use_stays_so(client):
-    def used(dask_scheduler):
-        return sorted(ws.used_resources["own"] for ws in dask_scheduler.workers.values())
-
-    waits = lambda: __import__("distributed").Event("go on").wait(240)  # noqa: E731
-    busy = client.submit(waits, resources={"own": 1}, pure=False)
-    wait_until(lambda: client.run_on_scheduler(used) == [0, 1])
-    with td.connect(client):
-        assert client.run_on_scheduler(used) == [0, 1]
-    assert client.run_on_scheduler(used) == [0, 1]
-    Event("go on", client=client).set()
-    busy.result(240)
-    wait_until(lambda: client.run_on_scheduler(used) == [0, 0])
 
 
 def ones(cluster, slots, m, n):
@@ -237,6 +229,10 @@ def test_what_cannot_be_connected_to_is_refused():
         other.shutdown()
     with pytest.raises(ConfigError, match="workers"):
         td.connect("tcp://127.0.0.1:9", workers=0)
+    refused = pytest.raises(ConfigError, match=r"2 workers have 0 processes.*processes=True")
+    with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as local, refused:
+        td.connect(local)
+    assert all(cluster.given is not local for cluster in RUNNING)
 
 
 def test_an_asynchronous_client_is_told_what_to_do(dask):
@@ -272,13 +268,6 @@ def test_workers_that_come_and_go_between_products():
             td.matmul(A, A, timeout=3)
         scaled(local, client, 3)  # as many come back, and what they had is made again
         np.testing.assert_allclose(td.to_numpy(A @ A), a @ a)
-
-
-def test_workers_in_one_process_are_refused():
-    refused = pytest.raises(ConfigError, match=r"2 workers have 0 processes.*processes=True")
-    with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as local, refused:
-        td.connect(local)
-    assert all(cluster.given is not local for cluster in RUNNING)
 
 
 @pytest.mark.slow

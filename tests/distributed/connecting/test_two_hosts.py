@@ -73,37 +73,25 @@ print(json.dumps(said))
 """
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory):
+def test_workers_on_two_hosts_do_what_those_of_one_do_and_are_told_apart(tmp_path):
     """What a client on host A saw of a worker on each host, each under a nanny."""
-    with two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
+    with two_hosts(tmp_path) as hosts:
         hosts.on("B", "--nanny")
         hosts.on("A", "--nanny")
-        yield json.loads(hosts.client(PROGRAM).splitlines()[-1])
-
-
-def test_slots_are_numbered_by_host_and_a_product_over_both_moves_what_was_predicted(said):
+        said = json.loads(hosts.client(PROGRAM).splitlines()[-1])
     assert said["hosts"] == ["10.77.0.1", "10.77.0.2"]
     assert said["near"] == [0]
     assert said["product"] == [True] * 3
     assert said["moved"] == "Blocks go as messages: workers are on hosts of their own."
-
-
-def test_a_training_over_two_hosts_has_the_losses_of_one_and_ranks_of_both_agree(said):
     for shape in ("(1, 2, 1)", "(1, 1, 2)"):
         there, here = said[f"train {shape}"]
         assert there == here
     one, other, moved = said["ranks"]
     assert one == other
     assert moved
-
-
-def test_files_that_a_host_does_not_see_are_refused(said):
     for name in ("files", "checkpoint"):
         assert "not what the workers of slots [1] find there (tcp://10.77.0.2:" in said[name]
         assert "file system that all of them share" in said[name]
     assert said["left"] == []
-
-
-def test_a_killed_worker_on_the_other_host_comes_back_to_its_slot(said):
+    # of the worker on the other host, which was killed: it came back to its slot
     assert said["again"] == [True, "10.77.0.2", True, True, True]

@@ -27,6 +27,7 @@ ANSWER = 20.0
 """Seconds that the workers have to say what they counted, once the work is done."""
 FULL, OTHERS = 0.9, 0.25
 """Shares of the cores: with so many busy none is left; with so many others' it is their doing."""
+_BUSY = "user", "nice", "system", "irq", "softirq", "steal"
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function, plain or async, and its arguments; as ``dask_worker`` it is given the worker."""
 
@@ -191,8 +192,7 @@ def core_seconds() -> tuple[float, float, float]:
     """Seconds until now, those of a core that all processes had, and those that this one had and
     what it has started, the ended ones too."""
     times, here, ours = psutil.cpu_times(), psutil.Process(), 0.0
-    kinds = "user", "nice", "system", "irq", "softirq", "steal"
-    busy = sum(getattr(times, kind, 0.0) for kind in kinds)
+    busy = sum(getattr(times, kind, 0.0) for kind in _BUSY)
     for process in [here, *here.children(recursive=True)]:
         with suppress(psutil.Error):  # it has ended meanwhile: its parent has its time
             ours += sum(process.cpu_times()[:4])  # its children's too, of those that ended

@@ -55,12 +55,9 @@ class Slots(SchedulerPlugin):
         self.clients: set[str] = set()
         self.page = False
         """Whether what collects for the dashboard's page was put there with this."""
-
-        def place(worker: Any) -> tuple[str, int, str]:
-            return worker.host, worker.name if isinstance(worker.name, int) else 0, worker.address
-
-        for *_, address in sorted(map(place, scheduler.workers.values())):
-            self.add_worker(scheduler, address)
+        place = lambda w: (w.host, isinstance(w.name, int) and w.name, w.address)  # noqa: E731
+        for each in sorted(scheduler.workers.values(), key=place):
+            self.add_worker(scheduler, each.address)
         scheduler.handlers["tiledask_slot"] = lambda address: self.slots[address]
         scheduler.handlers["tiledask_ready"] = self.ready
         scheduler.handlers["tiledask_clock"] = lambda: time()
@@ -82,15 +79,14 @@ class Slots(SchedulerPlugin):
     def ready(self, address: str) -> None:
         """Let a worker that is equipped have the tasks of its slot."""
         scheduler = self.scheduler
-        if (known := scheduler.workers.get(address)) is None:
-            return
-        # not Dask's set_resources: it forgets what of the worker's other resources is in use
-        for name in _resources(self.slots[address]):
-            known.resources[name] = 1
-            known.used_resources.setdefault(name, 0)
-            scheduler.resources.setdefault(name, {})[address] = 1
-        unrunnable = scheduler.bulk_schedule_unrunnable_after_adding_worker(known)
-        scheduler.transitions(unrunnable, f"tiledask-ready-{time()}")
+        if known := scheduler.workers.get(address):
+            # not Dask's set_resources: it forgets what of the worker's other resources is in use
+            for name in _resources(self.slots[address]):
+                known.resources[name] = 1
+                known.used_resources.setdefault(name, 0)
+                scheduler.resources.setdefault(name, {})[address] = 1
+            unrunnable = scheduler.bulk_schedule_unrunnable_after_adding_worker(known)
+            scheduler.transitions(unrunnable, f"tiledask-ready-{time()}")
 
     async def end(self) -> None:
         """Take everything back, from the workers and from the scheduler."""
@@ -102,11 +98,10 @@ class Slots(SchedulerPlugin):
                 scheduler.resources.pop(name, None)
                 if not known.used_resources.get(name):  # else a task that ends gives it back
                     known.used_resources.pop(name, None)
-        if Equip.name in scheduler.worker_plugins:
-            with suppress(Exception):  # of a worker that dies
-                await scheduler.unregister_worker_plugin(None, Equip.name)
-        for name in [name for name in scheduler.handlers if name.startswith("tiledask_")]:
-            del scheduler.handlers[name]
+        with suppress(Exception):  # of a worker that dies, or if none was equipped yet
+            await scheduler.unregister_worker_plugin(None, Equip.name)
+        for name in ("slot", "ready", "clock"):
+            del scheduler.handlers[f"tiledask_{name}"]
         scheduler.remove_plugin(self.name)
         if self.page and PAGE in scheduler.plugins:
             scheduler.remove_plugin(PAGE)
@@ -198,8 +193,7 @@ class Equip(WorkerPlugin):
                     del worker.state.available_resources[name]
         for name in list(blocks.exchanges):
             blocks.end_exchange(name)
-        for name in [name for name in worker.handlers if name.startswith("tiledask_")]:
-            del worker.handlers[name]
+        worker.handlers.pop("tiledask_read", None)
         host_memory.keep_nothing(worker)
         if self.pool is not None:
             device_memory.give_back()
@@ -209,11 +203,10 @@ async def _start_threads(worker: Any) -> None:
     """Have all threads that the worker is known to use: under a cap stacks are memory too. Any
     other that comes later gets a stack of 1 MiB instead of the system's 8."""
     threading.stack_size(2**20)
-    loop = asyncio.get_running_loop()
     # asyncio's own pool looks up the addresses of peers
     for pool, threads in ((worker.executors["default"], worker.state.nthreads), (None, 4)):
-        together = threading.Barrier(threads).wait
-        await asyncio.gather(*(loop.run_in_executor(pool, together) for _ in range(threads)))
+        starts, together = asyncio.get_running_loop().run_in_executor, threading.Barrier(threads)
+        await asyncio.gather(*(starts(pool, together.wait) for _ in range(threads)))
     await offload(int)
 
 

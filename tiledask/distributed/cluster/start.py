@@ -10,7 +10,6 @@ workers are spawned: CUDA does not survive a fork.
 """
 
 import asyncio
-import contextlib
 import copy
 import logging
 import multiprocessing
@@ -18,7 +17,7 @@ import os
 import socket
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from multiprocessing import process
 from string import ascii_uppercase
@@ -54,8 +53,6 @@ _LOADED = [
     "tiledask.distributed.training.run",
 ]
 """What every worker loads, by itself or with its first product or training, if it is installed."""
-_THREADS = 2
-"""Of a worker: one computes, one hands data over beside it."""
 _IDLE_WORKER = 150_000_000
 """Bytes of a worker process that does nothing, rounded up."""
 _LEAST_CAP = 8_000_000
@@ -144,19 +141,18 @@ def start_cluster(
             "start_cluster() was called while a worker process was importing your script; "
             "put the call under  if __name__ == '__main__':"
         )
-    backend, why = choose_device(device)
-    on_gpus, seconds = backend == "cupy", seconds_of(timeout)
-    gpus = len(probe().devices) if on_gpus else 0
+    (backend, why), seconds = choose_device(device), seconds_of(timeout)
+    gpus = len(probe().devices) if backend == "cupy" else 0
     if per_gpu is None:
         per_gpu = max(1, -(-workers // gpus)) if gpus and is_whole(workers) else 1
     slots = _slots(workers, gpus, per_gpu, threads)
     host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
     port = _port(dashboard_port)
-    equip = Equip(threads, _cap(memory_cap, on_gpus), _hosts(hosts, slots, on_gpus))
+    equip = Equip(threads, _cap(memory_cap, gpus), _hosts(hosts, slots, gpus))
     options: dict[str, Any] = {
         "n_workers": 0,
         "host": _HOST,
-        "threads_per_worker": _THREADS,
+        "threads_per_worker": 2,  # one computes, one hands data over beside it
         "memory_limit": host,
         "dashboard_address": f"{_HOST}:{port or 0}",
         "scheduler_kwargs": {"dashboard": port is not None},
@@ -170,23 +166,23 @@ def start_cluster(
     pages = [page for page in dask.config.get(_ROUTES) if page != "distributed.http.proxy"]
     with dask.config.set({**_SETTINGS, _ORIGINS: _origins(port or 0), _ROUTES: pages}):
         options["config"] = copy.deepcopy(dask.config.config)
-        owned: Any = LocalCluster(worker_class=Nanny if on_gpus else _nanny(), **options)
+        owned: Any = LocalCluster(worker_class=Nanny if gpus else _nanny(), **options)
         for slot in range(slots):
-            own = gpu_options(slot, per_gpu, options["env"], host) if on_gpus else {}
+            own = gpu_options(slot, per_gpu, options["env"], host) if gpus else {}
             given = {**owned.new_spec["options"], **own}
             owned.worker_spec[slot] = {**owned.new_spec, "options": given}
         # SpecCluster's own would close the nanny of a worker that is away 15 s after an earlier
         # death (distributed.deploy.lost-worker-timeout), and nothing would ever refill the slot
         owned._update_worker_status = partial(BaseCluster._update_worker_status, owned)
         there = lambda: (len(owned.scheduler.workers), slots, "")  # noqa: E731
-        what, client = f"starting {slots} {'GPU' if on_gpus else 'CPU'} workers", None
+        what, client = f"starting {slots} {'GPU' if gpus else 'CPU'} workers", None
         try:
             with nullcontext() if quiet or not is_watched() else showing(what, there, after=0.5):
                 _launch(owned, slots, seconds)
             client = Client(owned)
-            end, kind = partial(_end, client, owned), "cuda" if on_gpus else "cpu"
-            its = client, owned, end, equip, kind, why, slots, seconds
-            cluster = attach(*its, page=port is not None, started_here=True)
+            its = client, owned, partial(_end, client, owned), equip, "cuda" if gpus else "cpu"
+            page = port is not None
+            cluster = attach(*its, why, slots, seconds, page=page, started_here=True)
         except BaseException:  # they end by themselves: the call keeps its deadline
             threading.Thread(target=_end, args=(client, owned, 120.0), daemon=True).start()
             raise
@@ -201,14 +197,14 @@ def start_cluster(
 def _end(client: Client | None, owned: SpecCluster, seconds: float) -> None:
     """Stop the workers, within so many seconds; safe to call twice."""
     if client is not None:
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             client.close(timeout=5)
     try:
         owned.close(timeout=seconds)
     except Exception:  # whatever kept it from ending in order: no worker outlives its cluster
         for nanny in owned.workers.values():
             nanny.auto_restart = False
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 nanny.process.process._process.kill()
 
 
@@ -265,10 +261,10 @@ def _slots(workers: int | None, gpus: int, per_gpu: int, threads: int) -> int:
     return whole_number("workers", workers, 1, fit, way_out=why)
 
 
-def _hosts(hosts: int, slots: int, on_gpus: bool) -> tuple[str, ...]:
+def _hosts(hosts: int, slots: int, gpus: int) -> tuple[str, ...]:
     """The host that each slot is taken to be on; none if there is one."""
     count = whole_number("hosts", hosts, 1)
-    if count > 1 and on_gpus:
+    if count > 1 and gpus:
         raise ConfigError(f"hosts={hosts} is for CPU workers: device='cpu', or leave it out")
     if slots % count or count > len(ascii_uppercase):
         raise ConfigError(
@@ -278,14 +274,16 @@ def _hosts(hosts: int, slots: int, on_gpus: bool) -> tuple[str, ...]:
     return tuple(ascii_uppercase[slot * count // slots] for slot in range(slots) if count > 1)
 
 
-def _cap(memory_cap: int | str | None, on_gpus: bool) -> int | None:
-    if memory_cap is not None and not on_gpus and sys.platform != "linux":
+def _cap(memory_cap: int | str | None, gpus: int) -> int | None:
+    if memory_cap is None:
+        return None
+    if not gpus and sys.platform != "linux":
         raise ConfigError(
             f"memory_cap={memory_cap!r} needs Linux, where the kernel enforces it; this is "
             f"{sys.platform}: leave it out"
         )
-    cap = None if memory_cap is None else parse_bytes(memory_cap)
-    if cap is not None and cap < _LEAST_CAP:
+    cap = parse_bytes(memory_cap)
+    if cap < _LEAST_CAP:
         raise ConfigError(
             f"memory_cap={memory_cap!r} is {format_bytes(cap)}; below {format_bytes(_LEAST_CAP)} a "
             f"worker could not even hold its own messages. Cap it higher"
