@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
@@ -10,7 +11,7 @@ import pytest
 from distributed import Client, Event, LocalCluster, default_client
 from oracles.apart import apart
 from oracles.waiting import wait_until
-from twins.by_hand import ByHand, dask_by_hand
+from twins.by_hand import dask_by_hand
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import RUNNING
@@ -42,12 +43,6 @@ def client(dask):
         yield client
 
 
-@pytest.fixture
-def attached(client):
-    with td.connect(client, workers=2, timeout=240) as cluster:
-        yield cluster
-
-
 def resources(dask_worker):
     held = dask_worker.state
     return dict(held.total_resources), dict(held.available_resources)
@@ -72,8 +67,8 @@ def of_scheduler(dask_scheduler):
     return workers, plugins, known, sorted(dask_scheduler.handlers)
 
 
-def test_a_product_moves_what_was_predicted(attached, tmp_path):
-    """As the dashboard's page shows it."""
+def test_products_schedules_trainings_claims_files_and_rank_functions_run(client, tmp_path):
+    attached = td.connect(client, workers=2, timeout=240)
     a, b = RNG.standard_normal((70, 33)), RNG.standard_normal((33, 41))
     for mesh, algorithm in (((2,), "gather"), ((1, 2), "summa"), ((2, 1), None)):
         placed = [td.Shard(dim) for dim in range(len(mesh))]
@@ -82,9 +77,6 @@ def test_a_product_moves_what_was_predicted(attached, tmp_path):
         assert C.traffic.predicted == C.traffic.measured
         np.testing.assert_allclose(td.to_numpy(C), a @ b, atol=1e-12)
     assert "summa" in td.report(tmp_path / "page.html", attached).read_text()
-
-
-def test_schedules_trainings_claims_files_and_rank_functions_run(attached, client, tmp_path):
     schedule = td.schedule("1f1b", 2, 4)
     run = td.run_schedule(schedule, forward=0.01, backward=0.02, cluster=client)
     assert run.traffic.predicted == run.traffic.measured
@@ -99,11 +91,11 @@ def test_schedules_trainings_claims_files_and_rank_functions_run(attached, clien
     assert claim.predicted_verdict == claim.executed_verdict == "fits"
     summed = td.run_ranks(lambda rank: rank.group().all_reduce(1.0), td.Mesh(client, (2,)))
     assert summed.results == [2.0, 2.0]
-    a = RNG.standard_normal((50, 50))
-    np.save(tmp_path / "a.npy", a)
+    np.save(tmp_path / "a.npy", a := RNG.standard_normal((50, 50)))
     A = td.open_array(tmp_path / "a.npy")
     C = td.matmul(A, A, out=tmp_path / "c.npy", cluster=client)
     np.testing.assert_allclose(C[:, :], a @ a, atol=1e-12)
+    attached.close()
 
 
 def test_a_client_has_one_cluster_and_keeps_everything_of_its_own(client, dask):
@@ -214,7 +206,7 @@ def equipment(dask_worker):
     return "tiledask_read" in dask_worker.handlers, kept, dask_worker.transfer_incoming_log.maxlen
 
 
-def test_what_cannot_be_connected_to_is_refused():
+def test_what_cannot_be_connected_to_is_refused(dask, client, monkeypatch):
     with pytest.raises(TypeError, match=r"a mesh is made of .* got int; .*td\.connect\(client\)"):
         td.Mesh(3, (2,))
     with pytest.raises(ClusterLostError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9 "):
@@ -233,9 +225,11 @@ def test_what_cannot_be_connected_to_is_refused():
     with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as local, refused:
         td.connect(local)
     assert all(cluster.given is not local for cluster in RUNNING)
+    with monkeypatch.context() as patch:
+        patch.setattr(td, "__version__", "9")
+        with pytest.raises(ConfigError, match=r"has tiledask \d.*, here is 9"):
+            td.connect(client)
 
-
-def test_an_asynchronous_client_is_told_what_to_do(dask):
     async def ask():
         async with Client(dask.address, asynchronous=True, set_as_default=False) as client:
             with pytest.raises(ConfigError, match=r"asynchronous.*asyncio\.to_thread"):
@@ -270,40 +264,21 @@ def test_workers_that_come_and_go_between_products():
         np.testing.assert_allclose(td.to_numpy(A @ A), a @ a)
 
 
-@pytest.mark.slow
-def test_tls_is_taken_as_dask_takes_it(tmp_path):
+def test_tls_is_taken_as_dask_takes_it():
     pytest.importorskip("cryptography")
-    from distributed.security import Security
-
-    temporary = Security.temporary()
-    ca, cert, key = (tmp_path / f"{name}.pem" for name in ("ca", "cert", "key"))
-    ca.write_text(temporary.tls_ca_file)
-    cert.write_text(temporary.tls_scheduler_cert)
-    key.write_text(temporary.tls_scheduler_key)
-    files = ("--tls-ca-file", str(ca), "--tls-cert", str(cert), "--tls-key", str(key))
-    there = ByHand(tmp_path)
-    with there._ending:
-        there.scheduler("--protocol", "tls", *files)
-        for _ in range(2):
-            there.worker("--no-nanny", *files)
+    with td.start_cluster(2, device="cpu", tls=True, quiet=True) as started:
+        address = started.scheduler_address.replace("127.0.0.1", "localhost")
+        assert address.startswith("tls://")
         with pytest.raises(ClusterLostError, match=r"tls://.* encrypts, .*security="):
-            td.connect(there.address, timeout=3)
-        security = Security(
-            tls_ca_file=str(ca),
-            tls_client_cert=str(cert),
-            tls_client_key=str(key),
-            require_encryption=True,
-        )
-        with td.connect(there.address, workers=2, security=security, timeout=240) as cluster:
-            assert there.address.startswith("tls://")
+            td.connect(address, timeout=3)
+        with td.connect(address, security=started.client.security, timeout=240) as cluster:
+            assert cluster.client is not started.client
             A = td.distribute(np.eye(6), td.Mesh(cluster, (2,)), [td.Shard(0)])
-            C = A @ A
-            assert C.traffic.predicted == C.traffic.measured
-            summed = td.run_ranks(lambda r: r.group().all_reduce(1.0), td.Mesh(cluster, (2,)))
-            assert summed.results == [2.0, 2.0]
-            with apart(cluster, "comm"):  # as between hosts
-                assert "go as messages" in td.explain(A, A).moved
-                C = A @ A
-                assert C.traffic.predicted == C.traffic.measured
-                summed = td.run_ranks(lambda r: r.group().all_reduce(1.0), td.Mesh(cluster, (2,)))
-                assert summed.results == [2.0, 2.0]
+            for way in (nullcontext(), apart(cluster, "comm")):  # and as between hosts
+                with way:
+                    between = td.explain(A, A).moved.startswith("Blocks go as messages")
+                    assert between == (cluster.transport == "comm")
+                    C = A @ A
+                    assert C.traffic.predicted == C.traffic.measured
+                    add = td.run_ranks(lambda r: r.group().all_reduce(1.0), td.Mesh(cluster, (2,)))
+                    assert add.results == [2.0, 2.0]

@@ -223,11 +223,7 @@ class Cluster:
         return future
 
     def submit_all(
-        self,
-        function: Callable[..., Any],
-        args: Mapping[int, Sequence[Any]],
-        *,
-        name: str = "task",
+        self, function: Callable[..., Any], args: Mapping[int, Sequence[Any]], *, name: str = "task"
     ) -> list[Future[Any]]:
         """A Future for every slot of ``args``, like `submit`."""
         return [self.submit(slot, function, *mine, name=name) for slot, mine in args.items()]

@@ -96,9 +96,9 @@ def check_room(
     """Raise DoesNotFitError where the slot of a rank leaves less than the bytes that it ``needs``
     at its fullest for ``what``."""
     function, args = asks_room(cluster, alone=True)
-    found: list[Room] = cluster.run(function, *args, timeout=timeout)
-    rank = max(range(len(slots)), key=lambda rank: needs[rank] - found[slots[rank]].free)
-    room, need = found[slots[rank]], needs[rank]
+    found = cluster.run(function, *args, timeout=timeout)
+    rooms = [(found[slot], need) for slot, need in zip(slots, needs, strict=True)]
+    rank, (room, need) = max(enumerate(rooms), key=lambda each: each[1][1] - each[1][0].free)
     if need > room.free:
         raise DoesNotFitError(
             f"{what} takes {format_bytes(need)} on rank {rank}, and slot {slots[rank]} leaves "

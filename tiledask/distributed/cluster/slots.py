@@ -13,6 +13,7 @@ import signal
 import threading
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
 from typing import Any
@@ -133,22 +134,19 @@ async def leave(client: str, dask_scheduler: Any) -> None:
 # -- on a worker -----------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Equip(WorkerPlugin):
     """What products, runs and trainings need on a worker, and its slot."""
 
     name = "tiledask-equip"
-
-    def __init__(
-        self, threads: int | None = None, cap: int | None = None, hosts: tuple[str, ...] = ()
-    ) -> None:
-        self.threads = threads
-        """BLAS threads of a worker that is all ours; None for somebody else's."""
-        self.cap = cap
-        """Bytes that its allocations may take."""
-        self.hosts = hosts
-        """By slot, the host that a worker is taken to be on."""
-        self.pool: tuple[int | None, int] | None = None
-        """Of a GPU worker: the bytes that its pool may keep from others, and who shares its GPU."""
+    threads: int | None = None
+    """BLAS threads of a worker that is all ours; None for somebody else's."""
+    cap: int | None = None
+    """Bytes that its allocations may take."""
+    hosts: tuple[str, ...] = ()
+    """By slot, the host that a worker is taken to be on."""
+    pool: tuple[int | None, int] | None = None
+    """Of a GPU worker: the bytes that its pool may keep from others, and who shares its GPU."""
 
     async def setup(self, worker: Any) -> None:
         """Equip ``worker``, and let it have the tasks of its slot."""
@@ -176,7 +174,16 @@ class Equip(WorkerPlugin):
         if self.pool is not None:
             device_memory.take(self.cap, *self.pool)
         elif self.cap is not None:
-            await _start_threads(worker)
+            # stacks are memory too: all threads that the worker is known to use start now, any
+            # other gets a stack of 1 MiB instead of the system's 8
+            threading.stack_size(2**20)
+            # asyncio's own pool looks up the addresses of peers
+            for pool, size in ((worker.executors["default"], worker.state.nthreads), (None, 4)):
+                start, wait = (
+                    asyncio.get_running_loop().run_in_executor,
+                    threading.Barrier(size).wait,
+                )
+                await asyncio.gather(*(start(pool, wait) for _ in range(size)))
             host_memory.cap_memory(self.cap)
         for name in _resources(slot):
             worker.state.total_resources[name] = worker.state.available_resources[name] = 1
@@ -197,17 +204,6 @@ class Equip(WorkerPlugin):
         host_memory.keep_nothing(worker)
         if self.pool is not None:
             device_memory.give_back()
-
-
-async def _start_threads(worker: Any) -> None:
-    """Have all threads that the worker is known to use: under a cap stacks are memory too. Any
-    other that comes later gets a stack of 1 MiB instead of the system's 8."""
-    threading.stack_size(2**20)
-    # asyncio's own pool looks up the addresses of peers
-    for pool, threads in ((worker.executors["default"], worker.state.nthreads), (None, 4)):
-        starts, together = asyncio.get_running_loop().run_in_executor, threading.Barrier(threads)
-        await asyncio.gather(*(starts(pool, together.wait) for _ in range(threads)))
-    await offload(int)
 
 
 def warm_up() -> None:

@@ -58,6 +58,7 @@ _IDLE_WORKER = 150_000_000
 _LEAST_CAP = 8_000_000
 """Bytes."""
 _ORIGINS = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
+"""Pages that may open the dashboard's websocket: itself, and JupyterLab on this machine."""
 _ROUTES = "distributed.scheduler.http.routes"
 """Workers have no pages of their own to pass on, and what would do it takes long to load."""
 _SETTINGS = {
@@ -109,24 +110,21 @@ def start_cluster(
     threads
         BLAS threads per worker.
     hosts
-        CPU workers as if on so many hosts, neighbours on one: to learn and to test on one machine
-        what is otherwise seen on several. Those of different hosts do not read each other's memory,
-        blocks and messages go between them by Dask, and what goes is counted apart
-        (``traffic.between_hosts``). They still share cores, memory and disk.
+        CPU workers as if on so many hosts, neighbours on one, to see on one machine what is
+        otherwise seen on several. Those of different hosts do not read each other's memory: blocks
+        and messages go between them by Dask, and are counted apart (``traffic.between_hosts``).
+        They still share cores, memory and disk.
     memory_limit
-        Bytes of host memory per worker at which Dask's nanny restarts it (default: an even
-        share of this machine's memory).
+        Bytes of host memory per worker at which Dask's nanny restarts it. Default: an even share.
     memory_cap
-        Bytes that a worker's own allocations may take: beyond, they raise MemoryError. Stands in
-        for a device of that size, at least 8 MB. Enforced by the kernel on Linux, after the
-        worker has set 8 MiB aside for Dask's messages, and on a GPU, messages included, by the
-        pool that all its memory comes from.
+        Bytes that a worker's own allocations may take, at least 8 MB: beyond, they raise
+        MemoryError, as on a device of that size. Enforced by the kernel on Linux, after the worker
+        has set 8 MiB aside for Dask's messages, and on a GPU, messages included, by its pool.
     dashboard_port
         Default: the environment variable TILEDASK_DASHBOARD_PORT, else any free port; any free one
-        where an older cluster or another process has it. "none" there: no dashboard, which saves
-        two seconds of a core at the start. Pages of other servers than JupyterLab on
-        this machine may show the dashboard if TILEDASK_DASHBOARD_ORIGINS names them ("host:port
-        host:port").
+        where another process has it. "none" there: no dashboard, which saves two seconds of a core
+        at the start. Pages of other servers than JupyterLab on this machine may show it if
+        TILEDASK_DASHBOARD_ORIGINS names them ("host:port host:port").
     tls
         Encrypt and authenticate connections with certificates made for this cluster; not the
         dashboard, which listens on this machine alone.
@@ -164,7 +162,10 @@ def start_cluster(
         "env": {**os.environ, **dict.fromkeys(BLAS_THREADS, str(threads))},
     }
     pages = [page for page in dask.config.get(_ROUTES) if page != "distributed.http.proxy"]
-    with dask.config.set({**_SETTINGS, _ORIGINS: _origins(port or 0), _ROUTES: pages}):
+    # Bokeh takes no wildcard for a port alone, and Dask's default takes every page of the web
+    origins = [f"{h}:{p}" for p in (port, *range(8888, 8900)) for h in (_HOST, "localhost")]
+    origins += os.environ.get("TILEDASK_DASHBOARD_ORIGINS", "").split()
+    with dask.config.set({**_SETTINGS, _ORIGINS: origins, _ROUTES: pages}):
         options["config"] = copy.deepcopy(dask.config.config)
         owned: Any = LocalCluster(worker_class=Nanny if gpus else _nanny(), **options)
         for slot in range(slots):
@@ -309,14 +310,3 @@ def _port(port: int | None) -> int | None:
         except OSError:
             probing.bind((_HOST, 0))
         return int(probing.getsockname()[1])
-
-
-def _origins(port: int) -> list[str]:
-    """Pages that may open the dashboard's websocket: itself, JupyterLab on this machine, and those
-    of the servers in TILEDASK_DASHBOARD_ORIGINS, "host:port host:port".
-
-    Bokeh takes no wildcard for a port alone, and Dask's default takes every page of the web.
-    """
-    ports = [port, *range(8888, 8900)]
-    more = os.environ.get("TILEDASK_DASHBOARD_ORIGINS", "").split()
-    return [f"{host}:{p}" for p in ports for host in (_HOST, "localhost")] + more
