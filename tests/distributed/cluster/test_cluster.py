@@ -232,8 +232,10 @@ def test_workers_as_if_on_two_hosts_read_no_memory_of_the_other_also_after_a_dea
 
 
 def test_a_closed_cluster_says_so_and_leaves_no_process_or_file():
-    with td.start_cluster(workers=1, device="cpu", quiet=True) as cluster:
+    pytest.importorskip("cryptography", reason="TLS needs the package cryptography")
+    with td.start_cluster(workers=1, device="cpu", tls=True, quiet=True) as cluster:
         (pid,), spool = cluster.run(os.getpid), cluster.spool
+        assert cluster.address(0).startswith("tls://")
         assert spool.is_dir()
     assert not psutil.pid_exists(pid)
     assert not spool.exists()

@@ -266,13 +266,11 @@ def test_workers_that_come_and_go_between_products():
 
 def test_tls_is_taken_as_dask_takes_it():
     pytest.importorskip("cryptography")
-    with td.start_cluster(2, device="cpu", tls=True, quiet=True) as started:
-        address = started.scheduler_address.replace("127.0.0.1", "localhost")
-        assert address.startswith("tls://")
+    with LocalCluster(n_workers=2, security=True, dashboard_address=":0") as local:
+        address = local.scheduler_address
         with pytest.raises(ClusterLostError, match=r"tls://.* encrypts, .*security="):
             td.connect(address, timeout=3)
-        with td.connect(address, security=started.client.security, timeout=240) as cluster:
-            assert cluster.client is not started.client
+        with td.connect(address, security=local.security, timeout=240) as cluster:
             A = td.distribute(np.eye(6), td.Mesh(cluster, (2,)), [td.Shard(0)])
             for way in (nullcontext(), apart(cluster, "comm")):  # and as between hosts
                 with way:
