@@ -11,8 +11,6 @@ kernel refuses memory (memory_cap). The room is the least that any rule leaves a
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from distributed.system import MEMORY_LIMIT
-
 from tiledask.distributed.cluster import device_memory, host_memory
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.tasks import keys_of, slot_of, slot_on
@@ -25,8 +23,6 @@ __all__ = ["MARGIN", "SLACK", "Room", "as_room", "asks_room", "check_room", "roo
 
 MARGIN = 16 * 2**20
 """Bytes by which one worker that does nothing may weigh more than another."""
-LEAST = 0.6
-"""Of a worker's memory_limit the share from which on Dask may move blocks to disk."""
 SLACK = 1.05
 """What a process takes over the arrays of a rank: what they are sent in, and the allocator."""
 
@@ -40,8 +36,6 @@ class Room(NamedTuple):
     """Who stops it there, in words."""
     option: str
     """The option of the workers that moves that; empty for what none moves."""
-    given: int = 0
-    """Bytes of that option now."""
     limit: int | None = None
     """Bytes that the call allows itself."""
 
@@ -55,20 +49,15 @@ class Room(NamedTuple):
         return f"{format_bytes(self.bytes)} ({own if self.bytes == self.limit else self.why})"
 
     def raised(self, need: int) -> str:
-        """The options under which a rank may hold ``need`` bytes; empty if this machine has not
-        as much.
+        """What would let a rank hold ``need`` bytes; empty if no option of workers moves that.
 
-        >>> Room(20_000_000, "", "memory_limit", 100_000_000, limit=8).raised(30_000_000)
-        "memory_limit='30 MB' on workers with memory_limit='144.7 MB'"
+        >>> room = Room(20_000_000, "", "memory_cap", limit=8)
+        >>> room.raised(9_000_000), room.raised(30_000_000)
+        ("memory_limit='9 MB'", 'workers with a higher memory_cap')
         """
-        own = self.limit is not None and self.limit < need
-        ways = [f"memory_limit={format_up(need)!r}"] * own
-        if need > self.free:
-            wanted = self.given + int((need - self.free + MARGIN) / LEAST) + 1
-            if wanted > MEMORY_LIMIT or not self.option:
-                return ""
-            ways.append(f"workers with {self.option}={format_up(wanted)!r}")
-        return " on ".join(ways)
+        if need <= self.free:
+            return f"memory_limit={format_up(need)!r}"
+        return self.option and f"workers with a higher {self.option}"
 
 
 def room_of(
@@ -154,8 +143,7 @@ def _room(
         rules.insert(0, (cap, used, f"memory_cap={format_bytes(cap)}", "memory_cap"))
     at, held, words, option = min(rules, key=lambda rule: rule[0] - max(0, rule[1]))
     words += f", and {format_bytes(held)} are held already" if held > 0 else ""
-    given = cap if option == "memory_cap" else dask_worker.memory_manager.memory_limit or limit
-    return Room(max(0, at - max(0, held)), f"slot {slot}: {words}", option, given or 0)
+    return Room(max(0, at - max(0, held)), f"slot {slot}: {words}", option)
 
 
 def _of_dask(worker: Any, fast: Any, process: int, own: int, alone: bool) -> Iterator[_Rule]:
