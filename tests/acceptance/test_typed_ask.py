@@ -62,6 +62,28 @@ def test_ninety_percent_is_ninety_percent(answers, stages, microbatches, reaches
 # -- worked out by hand ----------------------------------------------------------------------------
 
 WORKED = [
+    # shares that do not divide
+    ("5 --set d_h=10", {}, "2 or 3 of 10 columns"),
+    ("28 --set images=250 devices=3", {}, "83 or 84 of 250 images"),
+    ("27 --set channels=10", {}, "2 or 3 channels each"),
+    ("29 --set layers=13", {}, "3 or 4 of 13 layers"),
+    ("30 --set workers=3", {}, "1 or 2 of 4 heads and 21 or 22 of 64"),
+    ("1 --set m=1000 n=1000 k=1000 workers=3 tile=100", {}, "333 or 334 columns"),
+    # 3 workers of 1000 x 333 or 334, tiles of 100: A 4 times, B 10 times, 4 B a number:
+    # 3 x 16e6 + (334 + 333 + 333) x 40e3 = 88e6 B; 2e9 FLOP / 88e6 B = 22.73, a full tile 25
+    (
+        "1 --set m=1000 n=1000 k=1000 workers=3 tile=100",
+        {"loaded": 88_000_000, "intensity in all": 2e9 / 88e6},
+        "88 MB, 22.73 FLOP a byte (a full tile 25)",
+    ),
+    # blocks of 64 x 32: A of 16,384 B and B of 8,192 B on each of 2: 2 x 64^3 / 49,152 = 10.67
+    ("6", {"tile that allows all": None}, "a block as one tile gives 10.67 of the 13.96"),
+    # blocks of 4096 x 2048: T = 56 loads A 37 times and B 74 times, 4 x 4096^2 x (74 + 74) B in
+    # all: 2 x 4096 / (4 x 148) = 13.84; T = 57 loads them 36 and 72 times, 8192 / (4 x 144) = 14.2
+    ("6 --set size=4096", {"tile that allows all": 57}, ""),
+    ("7 --set m=4096 n=4096 k=4096 memory=80GB", {}, "1 x 2 x 2, 2.5-D: 134.2 MB"),
+    ("10 --set memory=1MB", {}, "No plan fits"),
+    ("8 --set kernel=smem_tiled tuned_on=A100-80GB", {}, "16 x 16 x 16 is the best tile on both"),
     # 480 GB: / 40 = 12; / (40 - 0.988) = 12.3
     ("15", {"fewest_slices": 12}, "(13 with a CUDA context on each)"),
     # gradients as the recipe keeps them: 7e9 x 4 B and x 2 B
@@ -69,10 +91,8 @@ WORKED = [
     # 30e9 / 8 = 3.75e9 a GPU: x 16; x (4 + 12/4); x (2 + 14/4); x 16/4
     ("24", {"states": [60e9, 26.25e9, 20.625e9, 15e9], "lowest_zero": 2}, "not start either"),
     ("24 --set memory=60GB", {"lowest_zero": 0}, ""),  # to the last byte
-    ("24 --set memory=480GB", {"copy_bytes": 480e9}, "on every GPU of 480 GB and starts"),
     ("13 --set parameters=1.5e9", {"fits on one": True}, ""),  # 16 x 1.5 = 24 GB of 24
     ("14 --set billions=2.5", {"copies_fit": True}, "its states fit"),  # 40 GB of 40
-    ("15 --set billions=2.5 memory=40GB", {"copies_fit": True}, "40 GB fit 40 GB"),
     # 7e9 / 32 = 0.21875e9 a GPU: x 16; x (4 + 12/8); x (2 + 14/8); x 16/8
     (
         "24 --set billions=7 dp=8 tp=4 pp=8",
@@ -80,7 +100,6 @@ WORKED = [
         "",
     ),
     ("24 --set billions=200", {"states": [400e9, 175e9, 137.5e9, 100e9], "lowest_zero": None}, ""),
-    ("24 --set billions=13", {}, "B with ZeRO-1: tight (it may or may not fit 24 GB: "),
     # 40 GB / 4 B = 10 billion; 40 / (4/4 + 12/8) = 16; 40 / (16/8) = 20
     ("21", {}, "with ZeRO-1 for 10 to 16 billion parameters, up to 20 with ZeRO-3"),
     # 70e9 x 16 B / 8 = 140 GB; 1120 / 80 = 14; 1120 / 79.01 = 14.2 -> 15
@@ -90,18 +109,14 @@ WORKED = [
     ("22", {"ring_bytes": [26.25e9, 28.125e9]}, "as described it does not start"),
     # 2 x 64 x 3 x 2 rows x 2048 x 7168 x 2 B / 2 = 11.27 GB; without the 3 3.758 GB
     ("20 --set nodes=2 billions=30", {}, "pp: 11.27 GB sent a step"),
-    # 24 GB of weights: 6e9 x 16 B = 96 GB: / 24 = 4, / 23.01 = 4.17
-    ("3 --set weights=24GB", {}, "96 GB / (24 GB - 0.99 GB) -> 5 GPUs"),
     ("3 --set weights=24GB", {}, "4 GPUs or more (5 with a CUDA context on each)"),
     ("13", {}, "48 GB / (24 GB - 0.99 GB) -> 3 GPUs"),  # 48 / 23.01 = 2.09
     # sqrt(3 x 0.72 / 0.03) = 8.49: 11 x 0.12 = 1.32 s, and 12 x 0.11 = 1.32 s
     ("12", {"best microbatches": 8}, "8 (or 9, which takes as long)"),
     ("'idle 4 stages with 8 micro-batches under GPipe'", {}, "gpipe keeps the activations of 8"),
-    ("34", {"sizes": [6] * 4, "crossings": 3, "crossings round robin": 23}, ""),
     ("34 --set layers=126 devices=16", {"sizes": [8] * 14 + [7] * 2, "crossings": 15}, ""),
     # (p - 1) / m = 2/3 and a quarter of it, with 4 chunks
     ("36", {"bubble 1F1B": 2 / 3, "bubble interleaved": 1 / 6}, "False: 1,4,7,10 | 2,5,8,11 | 3,"),
-    ("31", {}, "these are idle: worker 0, 1, 3;"),
     # 96 x (0.1 + 0.2) = 28.8 s; 28.8 - 0.3; 95 x 28.8
     ("33 --set workers=96 forward=100ms", {"makespan": 28.8, "idle of each": 28.5}, ""),
     ("33 --set workers=96 forward=100ms", {"total idle": 2736.0, "efficiency": 1 / 96}, ""),
@@ -125,6 +140,10 @@ def test_an_answer_has_its_values(answers, words, values, said):
     assert said in shown.words
 
 
+def test_what_is_too_large_to_run_is_worked_out_and_says_so(typed):
+    assert "a run takes d up to 4096" in typed("ask 5 --set d=16384 d_h=65536").words
+
+
 # -- in words --------------------------------------------------------------------------------------
 
 
@@ -132,14 +151,11 @@ def test_an_answer_has_its_values(answers, words, values, said):
     ("words", "number", "inputs"),
     [
         ("24 layers on 4 devices", 34, {"layers": 24, "devices": 4}),
-        ('"30 layers on 5 GPUs"', 34, {"layers": 30, "devices": 5}),
         ('"does 200B fit on 40GB GPUs"', 14, {"billions": 200, "memory": 40e9}),
         ("70B on 80x40GB", 14, {"billions": 70, "devices": 80, "memory": 40e9}),
         ("idle time of 4 workers", 33, {"workers": 4}),
         ('"12 layers on 3 devices, round robin"', 36, {"layers": 12, "devices": 3}),
-        ("8 layers 4 workers", 31, {"layers": 8, "workers": 4}),
         ("from 2 to 8 workers", 38, {"before": 2, "after": 8}),
-        ("70B on 8 GPUs of 80GB", 18, {"billions": 70, "devices": 8, "memory": 80e9}),
         ("pipeline bubble", 12, {}),
         ("can I train 13B on 8 24GB GPUs", 18, {"billions": 13, "devices": 8, "memory": 24e9}),
         ("does 200B fit on 80 40GB GPUs", 14, {"billions": 200, "devices": 80, "memory": 40e9}),
@@ -147,12 +163,9 @@ def test_an_answer_has_its_values(answers, words, values, said):
         ("12 layers on 3 GPUs what do GPU 1 and 3 do while GPU 2 computes", 35, {"working": 2}),
         ("8 layers on 4 workers while worker 2 computes", 31, {"working": 2}),
         ("4 stages 8 micro-batches idle share", 12, {"stages": 4, "microbatches": 8}),
-        ("26 GB layer", 3, {"weights": 26e9}),
         ("what does ZeRO-3 save", 24, {}),
         ("all-reduce bytes of LeNet on 4 GPUs", 28, {"devices": 4}),
-        ("ring all-reduce of LeNet over 4 devices", 28, {"devices": 4}),
         ("24 layers round robin on 4 devices", 36, {"layers": 24, "devices": 4}),
-        ("32 layers on 5 stages", 34, {"layers": 32, "devices": 5}),
     ],
 )
 def test_words_find_their_question(answers, words, number, inputs):
@@ -186,13 +199,9 @@ def test_words_that_no_question_has(typed):
     ("words", "name", "value"),
     [
         ("11 --set parameters=3B", "parameters", 3e9),
-        ("11 --set parameters=3e9", "parameters", 3e9),
-        ("14 --set billions=13B", "billions", 13),
         ("14 --set billions=1.5T", "billions", 1500),
         ("14 --set memory=40GiB", "memory", 40 * 2**30),
-        ("33 --set forward=100ms", "forward", 0.1),
         ("17 --set polled=24%,96%", "polled", [24, 96]),
-        ("12 --set microbatches=2k", "microbatches", 2000),
         ("12 --set stages=8,microbatches=63", "microbatches", 63),
         ("39 --set forward=1,2,3 backward=1,2,3 transfer=0.1", "forward", [1, 2, 3]),
         ("22 --set link=100Gb/s", "link", 12.5e9),

@@ -9,7 +9,6 @@ import pytest
         # a worker of 2 x 2 lacks one block of A and one of B, 2048 x 2048 x 4 bytes each
         ("4096", 4 * 33_554_432, 33_554_432),
         ("4096 --algorithm cannon", 4 * 33_554_432, 33_554_432),
-        ("4096 --dtype float64", 4 * 67_108_864, 67_108_864),
         ("4096 --dtype float16", 4 * 16_777_216, 16_777_216),
         # A is 2048 x 4096, B 4096 x 1024: a block of 8 MiB and one of 4 MiB
         ("2048x4096 4096x1024 --algorithm cannon --workers 4", 4 * 12_582_912, 12_582_912),
@@ -42,13 +41,6 @@ def test_it_says_where_the_operands_begin_and_what_is_counted(answers):
     assert "201.3 MB received from 2 x 2 blocks without copies" in least
 
 
-def test_the_first_line_names_both_matrices(answers):
-    shown, facts = answers("matmul 2048x4096 4096x1024 --no-run")
-    first = "2,048 x 4,096 by 4,096 x 1,024 (m 2,048, n 1,024, k 4,096) float32, 17.18 GFLOP"
-    assert shown.words.startswith(first)
-    assert (facts["m"], facts["n"], facts["k"]) == (2048, 1024, 4096)
-
-
 def test_the_chosen_algorithm_is_the_one_asked_for(answers):
     shown, facts = answers("matmul 2048 --algorithm cannon --no-run")
     assert facts["explain"]["chosen"] == facts["algorithm"] == "cannon"
@@ -71,8 +63,6 @@ def test_what_the_runtime_takes_has_a_name(answers):
     [
         # one block of A, 128 x 256, and one of B, 256 x 64, to each of four
         ("256x512 512x128 --algorithm cannon --workers 4", 4 * 4 * (128 * 256 + 256 * 64)),
-        # half of A, 256 x 128, to each of two; B's columns stay
-        ("256 --workers 2 --dtype float16", 2 * 2 * 256 * 128),
     ],
 )
 def test_a_run_is_counted_beside_its_prediction(typed, asked, moved):

@@ -11,9 +11,7 @@ MISTAKES = [
     ("fit 1xH100", "a model and a cluster are named"),
     ("fit 70B 64H100", "cannot read '64H100' as a cluster; write COUNTxNAME such as "),
     ("fit -5B 8xH100", "a number above 0 such as 70B"),
-    ("fit 1e30B 8xH100", "a number above 0 such as 70B"),
     ("fit 70B 64xH100 --batch -1", "--batch must be a whole number of 1 or more, got -1"),
-    ("fit 70B 64xH100 --batch 0", "--batch must be a whole number of 1 or more, got 0"),
     ("fit 70B 64xH100 --sequence 0", "--sequence must be a whole number of 1 or more, got 0"),
     ("fit 70B 64xH100 --lora-rank 0", "--lora-rank must be a whole number of 1 or more, got 0"),
     ("fit llama-2-7b 8xA100-80GB --tp 4 --batch 25", "24 is"),
@@ -24,11 +22,9 @@ MISTAKES = [
     ("fit gpt2 1xA100-80GB --recipe mixed-adam-18-fp8", "has no units for that but for fp64"),
     ("fit gpt2 1xT4 --zero3", "did you mean --zero: "),
     ("fit gpt2 1xT4 --stages 2", "did you mean --pp: "),
-    ("fit gpt2 1xT4 --sequnce 2", "did you mean --sequence: "),
     ("fit gpt2 1xH100 --deepspeed a --torchtitan b", "one configuration at a time"),
     ("fit gpt2 1xH100 --price 2", "--price is for --tokens"),
     ("fit gpt2 1xH100 --tokens many", "cannot read 'many' as a number of 0 or more; write 15T"),
-    ("fit gpt2 1xH100 --tokens -2T", "cannot read '-2T' as a number of 0 or more; write 15T"),
     ("fit gpt2 1xH100 --tokens 1T --price -2", "price must be a number of 0 or more, got -2"),
     ("fit gpt2 1xH100 --recipe int8-weights --tokens 1T", "keeps no gradients: it serves"),
     ("fit gpt2 1xH100 --offload cpu --tokens 1T", "how long their way takes is not modelled"),
@@ -39,7 +35,6 @@ MISTAKES = [
     # plan
     ("plan 70B 64xH100 --devices 128", "between 1 and the cluster's 64, got 128;"),
     ("plan 70B 64xH100 0", "BATCH must be a whole number of 1 or more, got 0"),
-    ("plan gpt2 1xH100 1 --tokens 1T --price -2", "price must be a number of 0 or more"),
     ("plan gpt-200b 1x40GB --devices 8,16 --fewest", "leave --devices out"),
     ("plan gpt-200b 1x40GB 64 --fewest", "leave the batch out"),
     ("plna 70B 64xH100", "did you mean 'plan'? tiledask --help"),
@@ -73,7 +68,6 @@ MISTAKES = [
     ("matmul 64 --algorithm local", "there are column_parallel, row_parallel, summa"),
     ("matmul 64 32", "A and B such as 2048x1024 1024x4096"),
     ("matmul 64x32 64x32", "A has 32 columns and B 64 rows"),
-    ("matmul 64x32 32", "A and B such as 2048x1024 1024x4096"),
     # 70,000,000 / (4 x (2 + 2))
     ("matmul 1000000000 --no-run", "k may be 4,375,000 at most, got 1,000,000,000"),
     ("matmul 64 --workers 0", "--workers must be a whole number of 1 or more"),
@@ -82,7 +76,6 @@ MISTAKES = [
     ("matmul -5", "a size must be a whole number of 1 or more, got -5"),
     # ask
     ("ask 34 --set layer=12", "perhaps layers; it has layers=24 devices=4 last_cost=1"),
-    ("ask 14 --set mem=40GB", "perhaps memory; it has billions=200 memory=40GB devices=80"),
     ("ask 34 --set layers=24GB", "layers must be a whole number"),
     ("ask 34 --set layers", "as in --set layers=12 devices=3"),
     ("ask 99", "there are 1 to 39"),
@@ -90,7 +83,6 @@ MISTAKES = [
     # puzzle
     ("puzzle 99", "no level 99; the levels are 1 to 26"),
     ("puzzle 24-on-5", "did you mean '24-on-4'"),
-    ("puzzle canon", "did you mean 'cannon'"),
     ("puzzle nope", "such as 24-on-4, idle-1 to idle-12, cannon, "),
     ("puzzle 24-on-4 --seed 3", "a seed draws the numbers of idle-1 to idle-12"),
     ("puzzle 24-on-4 --verify", "no argument '--verify'"),

@@ -78,8 +78,3 @@ def test_no_wrong_answer_shows_the_best(typed, name):
     secret = [limits[n] for n, wanted in puzzle.targets.items() if wanted == "least"]
     for number in secret:
         assert not re.search(rf"(?<![\w.]){number:g}(?![\w.])", shown.out.split(wrong)[-1])
-
-
-def test_hints_come_one_by_one(typed):
-    hints = [typed("puzzle 24-on-4 --hint --json").json["hint"] for _ in range(4)]
-    assert [hint[:11] for hint in hints] == [f"Hint {n} of 3" for n in (1, 2, 3, 3)]
