@@ -206,22 +206,13 @@ def test_a_task_does_not_say_the_number_that_its_puzzle_asks_for():
 # -- the checker ---------------------------------------------------------------------------------
 
 PLANTED = [
-    (r'"# ', '"', "begin with a title"),
-    (r'"# ', r"\g<0>" + "word " * 1000, "45 cells and 1,000 words"),
-    (r'"import tiledask as td', '"from tiledask.lab import plots', "is one of td's"),
-    (r'"td.score\(\)"', ",".join(11 * [r'"x = 1\\n"']), "more than 10 lines"),
-    (r'(?s)"nbval-check-output"(.*)', lambda m: m[0].replace(m[0][:20], '"x"'), "is compared"),
     (r'"nbval-check-output"', '"nbval-skip"', "go together"),
     (r'("text/plain": \[\s+")', r"\1/home/me/x ", "of this machine alone"),
-    (r'"asserts"', '"x"', "an exercise is task"),
     (r'"draw"', '"x"', "an exercise is task"),
     (r'(" +assert [^,\n]+), .*n"', r'\1\\n"', "says in words what is wrong"),
     (r'"answer = None', '"answer = 3', "not attempted yet"),
-    (r'"# A solution', '"# A way', "is collapsed"),
-    (r"\.result\((\w+)\)\.require\(\)", r".check(\1).require()", "judged by .result"),
     (r'(?s)("# A solution\.)(.*)"td.score\(\)', r'\1\\nb = 3\2"b + td.score()', "b is what"),
     (r"guess\.compare", "guess.show", "before the last one is judged"),
-    (r"td\.score\(\)", "td.scores()", "ends with td.score()"),
     (r'"source_hidden": true(?=[^}]+\}[^}]+keep_output)', '"x": true', "collapse it"),
     (r'(?s)"# (.*\| yours - \| )', r'"# Of 7,777 B \1formula 7,777 B ', "7777 is written before"),
 ]

@@ -1,13 +1,10 @@
-"""What td gives: the table that loads it, the stub that editors read, the notebooks, the wheel.
+"""What td gives: the table that loads it, the stub that editors read, the wheel.
 
 tiledask/__init__.pyi  from module import name  read by editors, type checkers and __init__.py
-nbs/*.ipynb            td.name.name            every one of them is there
 the wheel              the package, its data and its types
 """
 
 import ast
-import json
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -26,53 +23,6 @@ def test_every_line_of_the_stub_is_a_public_name_and_every_one_is_there():
     for name in td.__all__:
         value = getattr(td, name)
         assert value.__doc__ or not isinstance(value, ModuleType), name
-
-
-def resolve(name: str) -> object:
-    """What td.``name`` is, or the value that it is of; AttributeError if it isn't there."""
-    value: object = td
-    for part in name.split("."):
-        if not isinstance(value, ModuleType):
-            break
-        value = getattr(value, part)
-    return value
-
-
-def used(source: str) -> Iterator[str]:
-    """The dotted names behind td in Python code, those behind `X = td.name` too."""
-    short = {"td": ""}
-    nodes = list(ast.walk(ast.parse(source)))
-    for _ in range(2):
-        for node in nodes:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                whole = dotted(node.value, short)
-                if whole and isinstance(resolve(whole), ModuleType):
-                    short[node.targets[0].id] = whole
-    yield from filter(None, (dotted(node, short) for node in nodes))
-
-
-def dotted(node: ast.AST, short: dict[str, str]) -> str:
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not parts or not isinstance(node, ast.Name) or node.id not in short:
-        return ""
-    return ".".join([*filter(None, [short[node.id]]), *reversed(parts)])
-
-
-def test_every_name_that_a_notebook_uses_is_there():
-    names = set()
-    for path in sorted((ROOT / "nbs").glob("[0-9]*.ipynb")):
-        cells = json.loads(path.read_text("utf-8"))["cells"]
-        code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-        names |= set(used("\n\n".join(code)))
-    for name in names:
-        resolve(name)
-    assert len(names) > 100
-    for wrong in ("plotz", "plots.gant", "tensor.colum"):
-        with pytest.raises(AttributeError, match=wrong.rpartition(".")[2]):
-            resolve(wrong)
 
 
 def test_the_wheel_has_the_package_its_data_its_notebooks_and_its_types():

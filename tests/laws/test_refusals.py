@@ -200,10 +200,3 @@ def test_commands_are_refused_in_few_words(capsys, monkeypatch, typed):
     assert not said.out or "--judge" in typed  # the best split stands before the verdict
     assert len(said.err) < READABLE
     assert not re.search(r"Exceeds the limit|invalid literal|cannot convert", said.err)
-
-
-def test_ordinary_large_questions_are_answered():
-    assert td.partition(100_000, 4).sizes == (25_000,) * 4
-    assert len(td.schedule("1f1b", 100, 1_000)) == 2 * 10**5
-    assert parse_bytes("1e3 TB") == 10**15
-    assert td.Layout(dp=10**8).devices == 10**8
