@@ -1,11 +1,8 @@
-"""Golden values of choosing: steps, searches, advice, configurations, rows of the accuracy page,
-what is shipped, diagnoses, closed forms."""
+"""Golden values of choosing: steps, searches, advice, configurations, what is shipped, closed
+forms."""
 
 import json
 from typing import Any
-
-from oracles import published
-from oracles.traces import recorded_traces
 
 import tiledask as td
 from golden.plan import case_of, words
@@ -43,12 +40,6 @@ def advice(given: dict[str, Any]) -> Any:
     }
 
 
-def relaxed(given: dict[str, Any]) -> Any:
-    asked = given["model"], given["cluster"], given["batch"]
-    found = td.sensitivity(*asked, sequence=given["sequence"])
-    return {each.limit: each.speedup for each in found}
-
-
 def exported(given: dict[str, Any]) -> Any:
     """The text, how many notes there are, and the layout that is read back from it."""
     (model, layout, _, recipe, sequence), _ = case_of(given)
@@ -60,14 +51,6 @@ def exported(given: dict[str, Any]) -> Any:
         again = type(refused).__name__
     text = json.loads(found.text) if given["to"] == "deepspeed" else found.text
     return {"text": text, "notes": len(found.notes), "read_back": again}
-
-
-def accuracy(given: dict[str, Any]) -> Any:
-    """[case, quantity, published, ours, whether it was fitted] of every row."""
-    group = next(each for each in published.groups() if each.name == given["source"])
-    return [
-        [row.case, row.quantity, row.published, row.ours, row.calibration] for row in group.rows
-    ]
 
 
 def of_file(given: dict[str, Any]) -> Any:
@@ -82,15 +65,6 @@ def of_file(given: dict[str, Any]) -> Any:
         step = td.estimate_step("gpt2", td.Layout(dp=2), there, sequence=1024).total
         return {"bytes": there.device.memory_bytes, "node": there.devices_per_node, "gpt2": step}
     return dict(td.formulas.state_bytes(10**9, name, 0, 4))
-
-
-def diagnosis(given: dict[str, Any]) -> Any:
-    facts = td.diagnose(str(recorded_traces()[given["trace"]])).to_dict()
-    causes = sorted(facts["causes"], key=facts["causes"].get, reverse=True)[:2]
-    of_run = {"makespan": facts["makespan"], "idle": facts["idle_share"], "causes": causes}
-    found = {name: each["value"] for name, each in facts["findings"].items()}
-    kinds = found.keys() & {"devices", "microbatches", "schedule"}
-    return of_run | {name: found[name] for name in kinds}
 
 
 def values_of(given: dict[str, Any]) -> Any:
@@ -108,10 +82,7 @@ SETS = (
     GoldenSet("searches", best),
     GoldenSet("searches_long", best, "slow"),
     GoldenSet("critiques", advice, "slow"),
-    GoldenSet("limits", relaxed, "slow"),
     GoldenSet("configs", exported),
-    GoldenSet("accuracy", accuracy),
-    GoldenSet("diagnoses", diagnosis, "slow"),
     GoldenSet("shipped", of_file),
     GoldenSet("closed_forms", values_of),
 )

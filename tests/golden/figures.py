@@ -138,6 +138,12 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "layers": lambda: plots.layers_on_devices({"a": [0, 0, 1, 1], "b": [n % 4 for n in range(40)]}),
     "traffic, hosts": lambda: plots.traffic_matrix({"ring": RING, "on": RING.on("AABB")}),
     "traffic": lambda: plots.traffic_matrix({"ring": RING, "and more": RING + dense(4)}),
+    "cut, right": lambda: td.task("24-uneven").draw("1-6 | 7-13 | 14-20 | 21-24"),
+    "cut, over memory": lambda: td.task("24-memory-cap").draw("1-6 | 7-12 | 13-18 | 19-24"),
+    "cut, layer twice": lambda: td.task("24-on-4").draw("1-6 | 6-12 | 13-18 | 19-23"),
+    "cut, costly": lambda: td.task("costly-cuts").draw("1-5 | 6-8 | 9-12 | 13-16"),
+    "ladder, no answer": lambda: td.tasks.idle_level(3, 5).draw("x"),
+    "ladder, a wrong field": lambda: td.tasks.idle_level(3, 5).draw("1, 2, 3, 4"),
     "traffic, 40": lambda: plots.traffic_matrix({"dense": dense(40)}),
 }
 

@@ -15,7 +15,7 @@ from golden import store
 from golden.sets import SETS
 
 SHOWN = 12
-MOST_BYTES = 400_000
+MOST_BYTES = 310_000
 MARKS = {"": (), "slow": (pytest.mark.slow,), "cluster": (pytest.mark.cluster,)}
 every = pytest.mark.parametrize(
     ("name", "step"),

@@ -34,7 +34,6 @@ def test_a_sheet_has_the_tasks_and_its_answers_are_apart():
     ("source", "stars"),
     [
         ('task = make()\nanswer = "1-6 | 7-12 | 13-18 | 19-24"  # mine', 3),
-        ("answer = [6, 6, -6]", 0),
         ("answer = (0, 6, 12, 18, 24)", 3),
         *((f"answer = {each}", None) for each in ("open('x')", "[n for n in y]", "puzzle", "(")),
         ("answer = td.tasks.load_puzzle('24-on-4').solve()", None),
@@ -87,12 +86,10 @@ HEAD = "puzzle = td.task('24-on-4', seed=0)\n"
 def test_answers_are_judged_and_nothing_else_runs(tmp_path, course):
     harm = tmp_path / "harm"
     hand_in(tmp_path, course, "ada", c1=HEAD + "answer = '1-6 | 7-12 | 13-18 | 19-24'")
-    for each in course["cells"]:  # what the others have is of another version
-        each["id"] += "x"
-    hand_in(tmp_path, course, "bob", c1x=HEAD + 'answer = "1-9 | 10-12 | 13-18 | 19-24"')
-    evil = {"c0x": f"open({str(harm)!r}, 'w')", "c1x": "answer = puzzle.solve()"}
-    hand_in(tmp_path, course, "eve", **evil, c4x="answer = exit")
-    (hand_in(tmp_path, course, "nil")).write_text("no notebook")
+    hand_in(tmp_path, course, "bob", c1=HEAD + 'answer = "1-9 | 10-12 | 13-18 | 19-24"')
+    evil = {"c0": f"open({str(harm)!r}, 'w')", "c1": "answer = puzzle.solve()"}
+    hand_in(tmp_path, course, "eve", **evil, c4="answer = exit")
+    hand_in(tmp_path, course, "nil").write_text("no notebook")
     found = {(each.learner, each.task): each for each in grade(tmp_path / "handed in")}
     assert [found[who, 1].stars for who in ("ada", "bob", "eve", "nil")] == [3, 1, 0, 0]
     assert found["eve", 1].said == found["eve", 2].said == "not judged: an answer that has to run"

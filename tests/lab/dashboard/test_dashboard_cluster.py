@@ -1,7 +1,6 @@
 """The page on real clusters: what was run and counted is what it shows, and never what fails."""
 
 import json
-import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,9 +11,6 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from matplotlib.colors import to_rgb
-from matplotlib.image import imread
-from oracles.finished import finished
 from oracles.pages import outside
 from oracles.waiting import wait_until
 
@@ -25,7 +21,6 @@ from tiledask.distributed.products import matmul
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.dashboard import Recorder
 from tiledask.lab.dashboard.page import view_of
-from tiledask.lab.plots.style import BLUE, ORANGE, PALE
 from tiledask.plan.units import format_bytes
 
 pytestmark = pytest.mark.cluster
@@ -77,22 +72,6 @@ def test_a_real_run_is_drawn_as_it_is_measured(cluster, tmp_path):
     assert "default-src 'none'" in html
     assert "<b>1" not in html
     assert "33.3 %" in html
-
-
-@pytest.mark.slow
-def test_a_browser_draws_a_file_without_a_network(cluster, tmp_path):
-    if not (chromium := shutil.which("chromium")):
-        pytest.skip("no chromium on this machine: apt-get install chromium")
-    pipeline(cluster)
-    path = td.report(tmp_path / "run.html", cluster)
-    words = f"--screenshot={tmp_path}/page.png --window-size=1400,900 --virtual-time-budget=9000"
-    words = [*words.split(), "--headless", "--no-sandbox", "--enable-logging=stderr"]
-    offline = "--host-resolver-rules=MAP * ~NOTFOUND"
-    said = finished(chromium, *words, offline, path.as_uri()).stderr.splitlines()
-    assert not [line for line in said if "CONSOLE" in line and "rror" in line]
-    pixels = imread(tmp_path / "page.png")[..., :3]
-    for colour in (BLUE, ORANGE, PALE):
-        assert (np.abs(pixels - to_rgb(colour)).max(axis=-1) < 0.02).mean() > 0.005
 
 
 @pytest.mark.few(1)

@@ -1,10 +1,8 @@
 """Every level can be solved, and not at once; each wrong answer is refused in its own words."""
 
 import pytest
-from oracles.figures import places
 from oracles.tasks import text
 
-from tiledask.lab.plots.style import RED
 from tiledask.lab.tasks import load_puzzle, puzzle_names
 from tiledask.lab.tasks.result import Result, Target, UnsolvedError
 from tiledask.plan import formulas
@@ -55,14 +53,12 @@ EVEN = "1-6 | 7-12 | 13-18 | 19-24"
 WRONG = [
     ("24-on-4", [n % 4 for n in range(24)], "not contiguous. Device 0 holds layers 1, 5, 9, 13"),
     ("24-memory-cap", EVEN, "over memory. Device 0 would hold 9 GB and has room for 8 GB"),
-    ("fewest-microbatches", "8, 2", "choose microbatches, 1 in all and in this order"),
     ("order-on-2", ONE_F.replace("0B3", "0B2"), "micro-batch 2 rank 0 does 0F2, 0B2, 0B2"),
     ("order-on-2", "0F0,0B0,0F1,0F2,0F3,0B1,0B2,0B3\n1F1,1B1,1F0,1B0,1F2,1B2,1F3,1B3", "deadlock"),
     ("order-on-2", text("zb-h1", 2, 4), "one piece here"),
     ("order-on-2", text("chimera", 2, 4), "every stage is on one device here; got 2 replicas"),
     ("order-on-2", ONE_F.replace("1B0,1F1", "(1F1;1B0)OVERLAP_F_B"), "one action at a time"),
     ("partition-and-schedule", EVEN + " ; gpipe", "over memory: device 0 holds 19 GB"),
-    ("partition-and-schedule", EVEN + " ; zb-v", "4 stages on 2 devices, and there are 4"),
     ("partition-and-schedule", EVEN + " ; 0F0,0B0;1F0,1B0", "has 2 stages and 1 micro-batches"),
 ]
 """More of them are in tests/golden/judged.json.gz."""
@@ -92,20 +88,6 @@ def test_what_is_not_ambiguous_is_read():
 # --- results -----------------------------------------------------------------
 
 
-def test_legal_but_slow_says_by_how_much():
-    result = load_puzzle("24-uneven").check(EVEN)
-    assert result.reason == (
-        "Not yet: time of the slowest device 9, target at most 7: 2 too much; device 3, with "
-        "layers 19 to 24, is the slowest, device 1 takes 6."
-    )
-    assert (result.stars, result.score[:3]) == (1, "★☆☆")
-    solved = with_targets(load_puzzle("24-uneven"), bottleneck=9).check(EVEN)
-    assert "29 % above the best possible" in solved.score
-    assert solved.to_dict()["targets"][1]["gap"] == pytest.approx(2 / 7)
-    assert "best possible" not in result._repr_html_()
-    assert solved._repr_html_().count(">best possible</th>") == 1
-
-
 def test_stars_and_scores():
     def score(got, **more):
         return Result("x", True, True, "", (Target("seconds", 18, got, 16, **more),))
@@ -113,32 +95,16 @@ def test_stars_and_scores():
     assert [score(got).stars for got in (16, 17, 20)] == [3, 2, 1]
     assert score(17).score == "★★☆ solved; seconds 6.2 % above the best possible"
     assert score(16).score == "★★★ as good as can be"
+    slow = load_puzzle("24-uneven").check(EVEN)
+    assert slow.reason == (
+        "Not yet: time of the slowest device 9, target at most 7: 2 too much; device 3, with "
+        "layers 19 to 24, is the slowest, device 1 takes 6."
+    )
+    solved = with_targets(load_puzzle("24-uneven"), bottleneck=9).check(EVEN)
+    assert "29 % above the best possible" in solved.score
+    assert solved.to_dict()["targets"][1]["gap"] == pytest.approx(2 / 7)
     table = {"yardstick": "best of the table"}
     assert score(16, **table).score == "★★★ as good as the best of the table"
     assert score(15, **table).score == "★★★ better than the best of the table"
     puzzle = load_puzzle("everything-at-once")  # its yardstick is a search, and the score says so
     assert puzzle.check(puzzle.solve()).score == score(16, **table).score
-
-
-# --- drawings ---------------------------------------------------------------------------------
-
-
-def test_the_drawing_shows_layers_limits_and_what_is_wrong():
-    def gids(name, answer):
-        axes = load_puzzle(name).draw(answer).axes
-        return {str(part.get_gid()) for each in axes for part in each.get_children()}
-
-    (axes,) = load_puzzle("24-uneven").draw("1-6 | 7-13 | 14-20 | 21-24").axes
-    boxes = [place for n in range(1, 25) for place in places(axes, f"layer {n}")]
-    assert len(boxes) == 24
-    assert max(x + width for x, _, width, _ in boxes) == 7
-    (target,) = (line for line in axes.lines if line.get_gid() == "target")
-    assert set(target.get_xdata()) == {7}
-    assert [g for g in gids("24-uneven", EVEN) if "wrong" in g] == ["wrong excess"]
-    capped = load_puzzle("24-memory-cap").draw(EVEN)
-    labels = capped.axes[0].get_yticklabels()
-    assert labels[0].get_text() == "device 0, 9 of 8 GB"
-    assert [tick.get_color() == RED for tick in labels] == [True, False, False, True]
-    twice = gids("24-on-4", "1-6 | 6-12 | 13-18 | 19-23")
-    assert {"wrong layer 6", "wrong layer 24"} <= twice
-    assert "send" in gids("costly-cuts", "1-4 | 5-8 | 9-12 | 13-16")
