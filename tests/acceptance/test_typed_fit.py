@@ -1,4 +1,4 @@
-"""`tiledask fit` and `list` as people type them; the numbers are worked out by hand beside them."""
+"""`tiledask fit`, `plan` and `list` as people type them; numbers are worked out by hand beside."""
 
 import re
 
@@ -42,12 +42,6 @@ def test_every_way_out_of_no_is_a_command_whose_verdict_is_fits(typed):
     tight = typed("fit 200B 80x48GB")
     assert (tight.code, tight.words.count("tight: it fits without all of the overhead")) == (0, 1)
     assert "tight what is counted fits" in typed("fit --help").words
-
-
-def test_one_device_is_no_devices(typed):
-    words = typed("fit 7B 1xA100-80GB").words + typed("fit 7B 1xA100-80GB --dp 2").words
-    assert "1 more than the cluster has" in words
-    assert "1 devices" not in words
 
 
 # --- no layout: the best of them ----------------------------------------------------------------
@@ -94,7 +88,6 @@ def test_copies_fill_the_cluster_and_it_is_said(answers):
     shown, facts = answers("fit llama-3.1-8b 16xH100 --tp 2 --zero 1")
     assert facts["layout"]["dp"] == 8
     assert "dp 8 fills the cluster" in shown.words
-    assert answers("fit llama-3.1-8b 16xH100 --zero 1")[1]["layout"]["dp"] == 16
     assert answers("fit mixtral-8x7b 24xH100 --ep 8 --zero 3")[1]["layout"]["dp"] == 24
 
 
@@ -160,6 +153,74 @@ def test_stages_that_are_left_out_are_named(typed):
     assert max(map(len, table.splitlines())) <= 80
 
 
+# --- what does not fit: a way out that is worth taking ----------------------------------------
+
+LARGE = [
+    "fit gpt-200b 160xA100-40GB --dp 160 --zero 1",
+    "fit llama-3.1-405b 1024xH100 --dp 128 --tp 8 --zero 1",
+]
+
+
+@pytest.mark.parametrize("command", LARGE)
+def test_a_no_with_sharded_states_on_many_devices_is_answered(answers, command):
+    shown, facts = answers(command)
+    assert shown.code == 1
+    assert "smallest fix: " in shown.words
+    assert " -> " in facts["smallest_fix"]
+    assert "must be at most" not in shown.err + str(facts)
+
+
+def test_a_fix_keeps_the_batch_and_the_copies_work(answers):
+    """200 B x 16 B / 8 / 40 GB: ten stages of 8 by states alone; one copy on 160, not two, so the
+    batch of 160 becomes 160 micro-batches of one."""
+    _, facts = answers("fit gpt-200b 160xA100-40GB --dp 160")
+    fix = facts["smallest_fix"]
+    assert "dp 160 -> 1" in fix
+    assert "microbatches 1 -> 160" in fix
+    assert "global batch" not in fix
+    slower = float(fix.partition("takes ")[2].split()[0])
+    assert slower < 2  # one sequence at a time took 13 times as long
+
+
+LLAMA = (
+    "--tp 8 --pp 16 --interleave 7 --sequence 8192 --sequence-parallel --flash-attention "
+    "--zero 1 --partition items --microbatches 16 --recipe mixed-adam-18"
+)
+
+
+def test_a_published_run_that_the_ledger_refuses_is_no_contradiction(answers):
+    """16 x 8 x 128 = 16,384 H100: Meta's layout, which ran."""
+    question = f"fit llama-3.1-405b 16384xH100 --dp 128 {LLAMA}"
+    shown, facts = answers(f"{question} --framework llama-3")
+    assert facts["verdict"] == "no"
+    assert any("runs by llama-3 had room" in note for note in facts["notes"])
+    assert "runs by llama-3 had room" in shown.words
+    assert not answers(f"{question} --framework megatron-2025")[1]["notes"]
+
+
+@pytest.mark.parametrize(
+    ("card", "program"),
+    [("V100-32GB", "megatron-2021"), ("A100-40GB", "megatron-2021"), ("H100", "megatron-2025")],
+)
+def test_a_card_is_planned_by_a_program_of_its_years(answers, card, program):
+    """V100: 2017, A100: 2020, H100: 2022."""
+    shown, facts = answers(f"fit gpt2 1x{card}")
+    assert facts["framework"] == program
+    assert f"run by {program} (the default for {card.removesuffix('-32GB')})" in shown.words
+
+
+@pytest.mark.parametrize(
+    ("command", "asked", "there"),
+    [("fit 70B 4xA100-80GB --tp 8", 8, 4), ("fit 7B 2xA100-80GB --dp 4", 4, 2)],
+)
+def test_too_few_devices_are_said_beside_too_little_memory(typed, command, asked, there):
+    shown = typed(command)
+    assert shown.code == 1
+    assert f"the layout needs {asked} devices" in shown.words
+    assert f"the cluster has {there}, and even so the fullest device" in shown.words
+    assert "smallest fix: " in shown.words
+
+
 # --- words and units ----------------------------------------------------------------------------
 
 
@@ -179,3 +240,42 @@ def test_a_list_stays_a_table_when_piped(answers, kind):
     assert max(map(len, lines)) <= 80
     begun = [line.split()[0] for line in lines if line[:1] not in ("", " ")]
     assert [name for name in begun if name in facts] == list(facts)
+
+
+# --- plan ---------------------------------------------------------------------------------------
+
+
+def test_the_fewest_devices(answers, typed):
+    shown, facts = answers("plan llama-2-13b 1x40GB --fewest")
+    # 13.016e9 x 16 B = 208.3 GB of states; 40 GB less 7.5 or, with ZeRO-3, 5.5 of overhead leave
+    # 34.5 at most: 6.04 devices
+    assert (shown.code, facts["devices"], facts["verdict"]) == (0, 7, "fits")
+    assert answers("plan llama-2-13b 64x40GB --fewest")[1]["layout"] == facts["layout"]
+    printed = re.search(r"that is: tiledask (fit .*)", shown.out)[1]
+    again = typed(f"{printed} --json").json
+    assert (again["verdict"], again["expected"]) == ("fits", facts["expected"])
+    assert typed("fit llama-2-13b 6x40GB --json").json["verdict"] != "fits"
+
+
+def test_ranked_layouts_have_mfu_and_stay_a_table_when_piped(typed):
+    shown = typed("plan gpt-200b 160xA100-40GB 160 --no-sensitivity --first 3")
+    table = shown.out.partition("fastest first")[2].partition("\n\n")[0].splitlines()
+    assert table[1].split()[-2:] == ["tokens/s", "MFU"]
+    assert [line.split()[0] for line in table[2:]] == ["1", "2", "3"]
+    assert "by its program" not in shown.out
+
+
+def test_a_table_too_wide_for_a_pipe_says_what_it_leaves_out(typed):
+    shown = typed("fit deepseek-v3 1024xH100")
+    table = shown.out.partition("the fastest of each")[2].partition("\n\n")[0].splitlines()
+    rows = [line for line in table if re.match(r"[1-5]  ", line)]
+    assert len(rows) >= 3
+    assert "not shown: " in table[0]
+    assert all(line.endswith(" %") and len(line) <= 80 for line in rows)
+
+
+def test_fit_and_plan_have_one_answer(answers):
+    best = answers("fit llama-2-7b 8xA100-80GB --batch 64")[1]["plans"][0]
+    first = answers("plan llama-2-7b 8xA100-80GB 64 --no-sensitivity")[1]["plans"][0]
+    assert (best["layout"], best["peak"]) == (first["layout"], first["peak"])
+    assert best["seconds"] == pytest.approx(first["seconds"])

@@ -91,6 +91,8 @@ SLOW_END = [  # device 1 takes twice as long, gets a block late, and starts late
     *((0, "B", 0, i, 8 + 6.0 * i, 10 + 6.0 * i) for i in range(2)),
 ]
 EVERY_CAUSE = Timeline.of(2, SLOW_END, origin="measured")
+ENDS = [(d, i, 3.0 * i + d) for d in range(2) for i in range(3)]
+AT_ONCE = [(d, *f, i, at, at + 3) for d, i, at in ENDS for f in (("F", d), ("B", 3 - d))]
 STAYS = {"slot 0": [("nap", 0, 0.2), ("nap", 0.2, 0.4)], "slot 1": [("killed", 0.3, 0.3)]}
 MANY = {x: x for x in range(1, 61)}
 SPREAD = {
@@ -105,6 +107,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "gantt, a part": lambda: plots.gantt(sweep.same_work("zb-v", 8, 32), between=(10, 30)),
     "gantt, of many": lambda: plots.gantt(pipeline(2, 300)),
     "gantt, named": lambda: plots.gantt(EVERY_CAUSE, lanes=["one", "two", "three"]),
+    "gantt, two at once": lambda: plots.gantt(Timeline.of(2, AT_ONCE)),
     "gantt of every cause": lambda: plots.gantt(EVERY_CAUSE, sweep.same_work("zb-v", 4, 8)),
     "memory timeline": lambda: plots.memory_timeline(
         {n: held(n, 4, 8) for n in ("gpipe", "1f1b", "zb-v")}, unit="activations"

@@ -143,24 +143,6 @@ def test_no_circle_no_crowd_and_no_homonym():
     assert [name for name, n in classes.items() if n > 1] == []
 
 
-def test_the_map_of_plan_is_what_it_imports_and_each_room_names_its_files():
-    plan = PACKAGE / "plan"
-    page = (plan / "__init__.py").read_text("utf-8")
-    rows = re.findall(r"(?m)^(\w+) .*?(?: -> (.*))?$", page.partition("\ndata, ")[0])
-    drawn = {room: {*filter(None, below.split(", "))} for room, below in rows}
-    found: dict[str, set[str]] = {}
-    for path in modules("plan").values():
-        room = path.relative_to(plan).parts[0].removesuffix(".py")
-        names = (what.module.split(".") for what in imports(path, ROOT))
-        below = {name[2] for name in names if name[:2] == ["tiledask", "plan"]}
-        found.setdefault(room, set()).update(below & drawn.keys() - {room})
-    assert {room: below for room, below in found.items() if room in drawn or below} == drawn
-    every = modules("plan").values()
-    for path in (path.parent if path.stem == "__init__" else path for path in every):
-        room = path.parent / "__init__.py"
-        assert path.stem in re.findall(r"\w+", room.read_text("utf-8")), f"{room} lists no {path}"
-
-
 def loaded(code: str) -> list[str]:
     """The heavy packages in sys.modules after a fresh process ran ``code``."""
     report = f"import sys; print('loaded', *(m for m in {HEAVY!r} if m in sys.modules))"
@@ -178,6 +160,10 @@ def loaded(code: str) -> list[str]:
 )
 def test_nothing_heavy_is_loaded_before_it_is_needed(code):
     assert loaded(code) == []
+
+
+def test_a_scheduler_draws_the_page_without_matplotlib():
+    assert "matplotlib" not in loaded("import tiledask.lab.dashboard.board")
 
 
 def test_nobody_waits_for_a_simple_queue_with_a_time_limit():

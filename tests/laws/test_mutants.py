@@ -7,7 +7,7 @@ import re
 
 import pytest
 from distributed.core import clean_exception, error_message
-from twins.mutants import mutant, survey
+from twins.mutants import survey
 from twins.readers import READERS
 
 from tiledask import errors
@@ -23,13 +23,6 @@ SLOWLY = pytest.param(range(FEW, 20_000 // len(READERS)), marks=pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 def test_mutants(reader, numbers):
     assert survey(reader, numbers) == {}
-
-
-def test_a_mutant_is_made_again_by_its_number():
-    for seed in ('{"a": [1, 2]}', b"\x93NUMPY\x01\x00", "0F0,0F1"):
-        made = [mutant(seed, number) for number in range(50)]
-        assert made == [mutant(seed, number) for number in range(50)]
-        assert len({*made} - {seed}) > 25
 
 
 @pytest.mark.parametrize("kind", [*ERRORS, Refused])

@@ -7,7 +7,9 @@ What else is in the pictures: the golden set `figures`.
 import base64
 import io
 import json
+from itertools import combinations
 
+import numpy as np
 import pytest
 from golden.figures import EVERY_CAUSE, FIGURES, GB, RING, S0, S1, SPLIT, cut, pipeline
 from oracles.figures import clipped, crossed, drawn_texts, overlaps, places, words
@@ -15,9 +17,10 @@ from PIL import Image, ImageChops
 
 from tiledask.errors import ConfigError
 from tiledask.lab import plots
-from tiledask.lab.plots.timelines import boxes_of
+from tiledask.lab.plots.style import _OWN, PALE, PALETTE, colour_named, ink_on
+from tiledask.lab.plots.timelines import KINDS, boxes_of
 from tiledask.plan.ledger import Ledger
-from tiledask.plan.pipelines.timeline import CAUSES, Timeline
+from tiledask.plan.pipelines.timeline import CAUSES
 from tiledask.plan.products.traffic import Traffic
 
 
@@ -128,16 +131,6 @@ def test_a_timeline_is_a_box_for_each_action_piece_of_idle_time_and_transfer():
     assert stages == {"F0", "B0", "T", "idle", "transfer", "overhead"}
 
 
-def test_a_forward_and_a_backward_at_once_share_the_lane():
-    ends = [(d, i, 3.0 * i + d) for d in range(2) for i in range(3)]
-    pairs = [(d, *of, i, at, at + 3) for d, i, at in ends for of in (("F", d), ("B", 3 - d))]
-    boxes = boxes_of(Timeline.of(2, pairs))
-    above, below = ([box.at for box in boxes if box.gid == gid] for gid in ("F0", "B1"))
-    assert len(above) == len(below) == 6
-    for (x, y, wide, high), box in zip(above, below, strict=True):
-        assert (x, y + high, wide, 0.36) == pytest.approx(box)
-
-
 def test_memory_bars_are_the_bytes_of_the_fullest_moment_and_marked_over_the_capacity():
     (axes,) = plots.memory_bars(SPLIT, 40 * GB).axes
     for tensor in ("weights", "optimizer", "activations"):
@@ -150,3 +143,32 @@ def test_memory_bars_are_the_bytes_of_the_fullest_moment_and_marked_over_the_cap
     assert list(line.get_xdata()) == [40 * GB] * 2
     assert not places(plots.memory_bars(SPLIT, 42 * GB).axes[0], "over")
     assert "42 GB: 105 % of capacity" in words(axes)
+
+
+# -- colours ---------------------------------------------------------------------------------------
+
+
+def rgb(colour: str) -> np.ndarray:
+    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+
+
+def test_no_two_names_of_the_package_have_the_same_colour_and_none_is_that_of_idle_time():
+    own = [rgb(colour_named(name)) for name in _OWN]
+    assert all(np.abs(one - rgb(PALE)).max() >= 16 for one in own)
+    assert all(np.abs(a - b).max() >= 16 for a, b in combinations(own, 2))
+    assert np.abs(rgb(colour_named("to_make_again")) - rgb(colour_named("all_reduce"))).max() > 9
+    names = "forward", "backward", "backward_input", "backward_weight", "update", "multiply"
+    assert [colour for _, colour in KINDS.values()] == [*map(colour_named, names)]
+    assert colour_named("anything") == colour_named("anything") != colour_named("something")
+
+
+@pytest.mark.parametrize("colour", [*PALETTE, "#FFFFFF", "#000000"])
+def test_ink_has_the_contrast_that_small_text_needs(colour):
+    from matplotlib.colors import to_rgb
+
+    def luminance(c):
+        r, g, b = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in to_rgb(c))
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    dark, light = sorted((luminance(colour), luminance(ink_on(colour))))
+    assert (light + 0.05) / (dark + 0.05) >= 4.5

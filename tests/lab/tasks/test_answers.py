@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from golden.course import answer_of
 from golden.sets import SETS
-from oracles.tasks import EXERCISES, FOUND, task
+from oracles.tasks import EXERCISES, FOUND, cannon, task
 
+import tiledask as td
 from tiledask.lab.tasks import puzzle_names
 from tiledask.lab.tasks.result import WRONG
 from tiledask.lab.tasks.task import JudgedTask
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BEGINS = ("Solved: ", "Not yet: ", "Not legal: ", "Not an answer: ")
 ALONE = [*puzzle_names(), *EXERCISES]
@@ -35,7 +38,7 @@ def typed(name: str) -> list[tuple]:
 
 @pytest.mark.few(16)
 @pytest.mark.parametrize("name", ALONE)
-def test_answers_are_judged_as_a_learner_has_to_read(name, one_thread):
+def test_answers_are_judged_as_a_learner_has_to_read(name):
     judge = task(name)
     assert judge.result(None).reason.startswith("Not attempted yet")
     rows = typed(name)
@@ -56,7 +59,7 @@ def test_answers_are_judged_as_a_learner_has_to_read(name, one_thread):
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize("name", ALONE)
-def test_a_task_and_what_is_no_answer_are_drawn(name, one_thread):
+def test_a_task_and_what_is_no_answer_are_drawn(name):
     for answer in (None, "?"):
         assert task(name).draw(answer).to_png().startswith(b"\x89PNG")
 
@@ -80,7 +83,7 @@ def numbers(text: str) -> set[float]:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_task_asks_says_how_to_answer_and_has_three_hints_that_do_not(name, one_thread):
+def test_a_task_asks_says_how_to_answer_and_has_three_hints_that_do_not(name):
     judge = task(name)
     assert judge.question
     assert judge.form
@@ -99,3 +102,43 @@ def test_a_task_asks_says_how_to_answer_and_has_three_hints_that_do_not(name, on
         assert not target.least or target.wanted not in said, target
         if target.best and target.best > 4:  # 2 and 3 are in many sentences
             assert target.best not in told, target
+
+
+# -- the walkthroughs' exercises: shifts, a faulty run ---------------------------------------------
+
+
+def missed(result):
+    return [target.name for target in result.targets if not target.met]
+
+
+def summa(row, column, a, b):
+    parts = zip(row.all_gather(a[None]), column.all_gather(b[None]), strict=True)
+    return sum(left @ above for left, above in parts)
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        (cannon(), []),
+        (cannon(skewed=False), ["wrong blocks of C"]),
+        (cannon(further=1), ["blocks moved on 3 x 3"]),
+        (summa, ["calls that are no shift"]),
+        (lambda row, column, a, b: np.zeros((4, 2)), ["wrong blocks of C"]),
+    ],
+)
+def test_shifts_that_are_wrong_are_told_apart(answer, wrong):
+    assert missed(td.task("cannon").check(answer)) == wrong
+
+
+def test_one_run_is_faulty_float64_tells_and_nothing_printed_does():
+    suspects = td.task("faulty-run", seed=0)
+    right = [name for name in suspects.runs if suspects.check(name)]
+    assert len(right) == 1
+    assert suspects.runs[right[0]].dtype == "bfloat16"
+    wrong = next(name for name in suspects.runs if name not in right)
+    assert missed(suspects.check(wrong)) == ["sound runs accused", "faulty runs at large"]
+    apart = {name: suspects.again(name).max() for name in suspects.runs}
+    assert apart.pop(right[0]) > 1e-7
+    assert max(apart.values()) < 1e-14
+    assert "tiny" not in f"{suspects.runs} {suspects}"
+    assert "AdamW" not in f"{suspects.runs} {suspects}"

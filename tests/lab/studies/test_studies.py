@@ -1,4 +1,4 @@
-"""Faulty trainings: what each fault changes, when it is seen, that the package is sound again."""
+"""Faulty trainings: what each fault changes, and when it is seen; one that is killed goes on."""
 
 import numpy as np
 import pytest
@@ -49,3 +49,17 @@ def test_what_is_no_fault_is_refused():
         trained("typo", (1, 1, 1))
     with pytest.raises(ConfigError, match=r"\(1, 2, 1\); got list"):
         trained("f left out", [1, 2, 1])
+
+
+@pytest.mark.cluster
+def test_steps_done_twice_are_those_since_the_last_save(cluster):
+    run = td.studies.train_with_failures
+    quiet = run(cluster, save_every=4, steps=12)
+    assert (quiet.resumed, quiet.redone) == ((), 0)
+    assert quiet.cost > 0
+    for at, every, resumed in (((11, 7), 4, (4, 8)), ((7,), 0, (0,))):
+        lost = run(cluster, at, every, steps=12)
+        assert (lost.resumed, lost.redone) == (resumed, sum(at) - sum(resumed))
+        assert (lost.losses == quiet.losses).all()
+    with pytest.raises(ConfigError, match="a step of a failure"):
+        run(cluster, at=(20,), steps=20)
