@@ -35,13 +35,6 @@ def test_200_billion_on_40_gb_says_80_and_83_and_why(answers):
     assert "40 GB a GPU, filled to the last byte" in shown.words
 
 
-@pytest.mark.parametrize("number", [11, 14, 15, 18, 21, 22, 23, 24, 25])
-def test_a_page_of_states_says_once_what_it_counts(answers, number):
-    shown, _ = asked(answers, str(number))
-    assert shown.words.count("GB = 1e9 bytes") == 1
-    assert "states alone" in shown.words
-
-
 # -- a yes or no is exact --------------------------------------------------------------------------
 
 
@@ -190,25 +183,6 @@ def test_words_that_no_question_has(typed):
     assert (ran.code, ran.out) == (2, "")
     assert len(re.findall(r"(?:are|;) \d+, [A-Z]", ran.err)) == 3
     assert re.search(r": tiledask ask \d+, tiledask ask \d+, tiledask ask \d+$", ran.err.strip())
-
-
-# -- inputs as they are typed ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "name", "value"),
-    [
-        ("11 --set parameters=3B", "parameters", 3e9),
-        ("14 --set billions=1.5T", "billions", 1500),
-        ("14 --set memory=40GiB", "memory", 40 * 2**30),
-        ("17 --set polled=24%,96%", "polled", [24, 96]),
-        ("12 --set stages=8,microbatches=63", "microbatches", 63),
-        ("39 --set forward=1,2,3 backward=1,2,3 transfer=0.1", "forward", [1, 2, 3]),
-        ("22 --set link=100Gb/s", "link", 12.5e9),
-    ],
-)
-def test_numbers_are_read_by_their_unit(answers, words, name, value):
-    assert asked(answers, words)[1]["inputs"][name] == value
 
 
 # -- how it is shown -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`tiledask fit`, `plan` and `list` as people type them; numbers are worked out by hand beside."""
+"""`tiledask fit` and `plan` as people type them; numbers are worked out by hand beside."""
 
 import re
 
@@ -228,18 +228,6 @@ def test_too_few_devices_are_said_beside_too_little_memory(typed, command, asked
 def test_sizes_of_models_read_alike(answers, typed_as):
     facts = answers(f"fit {typed_as} 8xH100 --zero 1")[1]
     assert facts["model"]["source"].partition(" parameters,")[0].endswith("2,999,602,176")
-
-
-# --- lists --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["models", "hardware", "recipes", "schedules"])
-def test_a_list_stays_a_table_when_piped(answers, kind):
-    shown, facts = answers(f"list {kind}")
-    lines = shown.out.splitlines()
-    assert max(map(len, lines)) <= 80
-    begun = [line.split()[0] for line in lines if line[:1] not in ("", " ")]
-    assert [name for name in begun if name in facts] == list(facts)
 
 
 # --- plan ---------------------------------------------------------------------------------------

@@ -49,14 +49,6 @@ def test_the_chosen_algorithm_is_the_one_asked_for(answers):
     assert "local refused: it moves nothing: it takes A cut by rows alone" in shown.words
 
 
-def test_what_the_runtime_takes_has_a_name(answers):
-    shown, _ = answers("matmul 10 --no-run")
-    # 8 MiB, beside blocks of 100 bytes
-    assert "holds 8.389 MB, of which 8.389 MB are for BLAS, interpreter and allocator" in (
-        shown.words
-    )
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("asked", "moved"),

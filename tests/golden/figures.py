@@ -51,12 +51,6 @@ def steps(model: str, cluster: str, batch: int, sequence: int) -> dict:
     return {str(plan.layout): plan.step for plan in [*best.values()][:5]}
 
 
-def stages(layout: td.Layout):
-    fit = td.fits("llama-3.1-405b", layout, "1008xH100")
-    over = fit.overhead.total
-    return plots.memory_bars(fit.memory.ledger, fit.capacity, place="stage", overhead=over)
-
-
 FORMULA = [
     ("x", (24, 32), R),
     ("W1", (32, 127), S1),
@@ -116,7 +110,6 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "memory": lambda: plots.memory_bars({"full copy": FULL, "split": SPLIT}, 40 * GB),
     "memory, split": lambda: plots.memory_bars(SPLIT, 40 * GB),
     "memory, by hand": lambda: plots.memory_bars({"mine": {"A": GB}, "b": {"A": 7 * GB, "B": GB}}),
-    "memory, 63": lambda: stages(td.Layout(pp=63, tp=8, dp=2, microbatches=126)),
     "step": lambda: plots.step_breakdown(steps("mixtral-8x7b", "32xH100", 256, 4096)),
     "curves": lambda: plots.curves(SPREAD, xlabel="n", ylabel="seconds", title="n x n x n"),
     "curves, marks": lambda: plots.curves(
@@ -190,7 +183,7 @@ def picture(name: str) -> list[dict[str, Any]]:
     return found
 
 
-LARGE = "16 x 24|in a V|of many|63|step$|thin|40"
+LARGE = "16 x 24|in a V|thin|40"
 """Of figures that take long: they are looked at when all rows are."""
 
 

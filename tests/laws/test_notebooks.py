@@ -203,29 +203,6 @@ def test_a_task_does_not_say_the_number_that_its_puzzle_asks_for():
             assert not (target.least and re.search(number, said)), puzzle.name
 
 
-# -- the checker ---------------------------------------------------------------------------------
-
-PLANTED = [
-    (r'"nbval-check-output"', '"nbval-skip"', "go together"),
-    (r'("text/plain": \[\s+")', r"\1/home/me/x ", "of this machine alone"),
-    (r'"draw"', '"x"', "an exercise is task"),
-    (r'(" +assert [^,\n]+), .*n"', r'\1\\n"', "says in words what is wrong"),
-    (r'"answer = None', '"answer = 3', "not attempted yet"),
-    (r'(?s)("# A solution\.)(.*)"td.score\(\)', r'\1\\nb = 3\2"b + td.score()', "b is what"),
-    (r"guess\.compare", "guess.show", "before the last one is judged"),
-    (r'"source_hidden": true(?=[^}]+\}[^}]+keep_output)', '"x": true', "collapse it"),
-    (r'(?s)"# (.*\| yours - \| )', r'"# Of 7,777 B \1formula 7,777 B ', "7777 is written before"),
-]
-"""What is replaced in the text of the first notebook that has it, by what, and what is found."""
-
-
-@pytest.mark.parametrize(("what", "by", "fault"), PLANTED)
-def test_a_planted_fault_is_found(what, by, fault):
-    text = next(t for path in NOTEBOOKS if re.search(what, t := path.read_text("utf-8")))
-    found = faults(nbformat.v4.reads(re.sub(what, by, text, count=1)))
-    assert [each for each in found if fault in each], found
-
-
 # -- the learner's copies, as `make lab` makes them ----------------------------------------------
 
 
