@@ -132,6 +132,9 @@ def test_a_real_training_is_drawn_as_it_is_counted(cluster):
 # -- clusters of Dask's own ------------------------------------------------------------------------
 
 
+HERE = {"host": "127.0.0.1", "protocol": "tcp://", "dashboard_address": "127.0.0.1:0"}
+
+
 def get(client: Client, page: str) -> str:
     """What the dashboard answers; again where another page was just drawn: then Bokeh fails."""
     url = f"{client.dashboard_link.removesuffix('/status')}/{page}"
@@ -150,9 +153,8 @@ def has_the_page(client: Client) -> None:
 
 def test_a_cluster_that_runs_already_takes_the_page(tmp_path):
     mine = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
-    here = {"host": "127.0.0.1", "protocol": "tcp://", "dashboard_address": "127.0.0.1:0"}
     with dask.config.set({mine: ["127.0.0.1:8888"]}):
-        running = LocalCluster(n_workers=1, processes=False, **here)
+        running = LocalCluster(n_workers=1, processes=False, **HERE)
     with running, Client(running) as client:
         with pytest.raises(ConfigError, match=r"--preload tiledask\.lab\.dashboard"):
             td.report(tmp_path / "run.html", client)
@@ -167,6 +169,6 @@ def test_a_cluster_that_runs_already_takes_the_page(tmp_path):
 
 def test_a_scheduler_preloads_the_page():
     with dask.config.set({"distributed.scheduler.preload": ["tiledask.lab.dashboard"]}):
-        running = LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0")
+        running = LocalCluster(n_workers=0, processes=False, **HERE)
     with running, Client(running) as client:
         has_the_page(client)
