@@ -183,7 +183,7 @@ def picture(name: str) -> list[dict[str, Any]]:
     return found
 
 
-LARGE = "16 x 24|in a V|thin|40"
+LARGE = "16 x 24|in a V|a part|of many|thin|40"
 """Of figures that take long: they are looked at when all rows are."""
 
 
