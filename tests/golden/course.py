@@ -51,6 +51,13 @@ def result(given: dict[str, Any]) -> Any:
     return {"solved": bool(it), "targets": targets, **picked(it, "legal stars")}
 
 
+def level(given: dict[str, Any]) -> Any:
+    """The answer that the working ends in, which the same level judges as right."""
+    it = td.tasks.idle_level(given["level"], given["seed"])
+    answer = it.lines[-1].removeprefix("Answer: ")
+    return {"answer": answer, "solved": bool(it.result(answer))}
+
+
 def keys(given: dict[str, Any], cluster: Any = None) -> Any:
     """The exit code, and every path of keys in what stands on standard output."""
     out = StringIO()
@@ -84,6 +91,7 @@ SETS = (
     GoldenSet("words", words),
     GoldenSet("judged", result),
     GoldenSet("judged_long", result, "slow"),
+    GoldenSet("ladder", level),
     GoldenSet("json_keys", keys),
     GoldenSet("json_keys_on_workers", keys, "cluster"),
 )
