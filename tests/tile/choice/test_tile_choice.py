@@ -134,7 +134,7 @@ def test_published_bytes_of_8192_cubed_and_what_a_cluster_saves():
 
 
 def test_the_levels_by_hand():
-    """2 x 2 workers, each with 4 tiles of 8 x 8 on a device of 2 multiprocessors."""
+    """4 tiles of 8 x 8 on a device of 2 multiprocessors."""
     config = Config("mine", (8, 8, 4), (4, 8), 64, 2, "bf16")
     nothing = ("l2_bytes", "registers", "shared_bytes", "threads", "block_shared_bytes")
     rates = {"memory_bandwidth": 1e9, "clock": 1e9, "l2_bytes_per_clock": 2, "blocks": 1}
@@ -172,9 +172,9 @@ def test_the_two_levels_are_independent():
 
 
 def test_what_is_unknown_bounds_nothing():
-    found = td.tile.levels_of(4096, 4096, 4096, "mma_multistage", "L4", "float16", workers=(1, 2))
-    assert found.unbounded == ("between workers", "L2 -> shared memory")
-    assert "between workers, L2 -> shared memory not bounded" in repr(found)
+    found = td.tile.levels_of(4096, 4096, 4096, "mma_multistage", "L4", "float16")
+    assert found.unbounded == ("L2 -> shared memory",)
+    assert "not bounded" in repr(found)
 
 
 # -- bounds --------------------------------------------------------------------------------------
@@ -249,7 +249,6 @@ def tuned(**other):
 REFUSED = [
     (lambda: td.tile.levels_of(8, 8, 8, MINE, H200)["L1"], "no level 'L1'; there are DRAM"),
     (lambda: td.tile.levels_of(8, 8, 8, "tiled", H200), "runs on a CPU; td.tile.traffic"),
-    (lambda: td.tile.levels_of(8, 8, 8, MINE, H200, workers=(9, 1)), "got .9, 1. for 8 x 8"),
     (lambda: td.tile.predict(8, 8, 8, "mma_multistage", "T4"), "8.0 or higher, and T4 has 7.5"),
     (lambda: td.tile.predict(8, 8, 8, "wgmma_ws_persistent", "B200"), "9.0 exactly"),
     *(

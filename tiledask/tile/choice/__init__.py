@@ -1,6 +1,6 @@
 """The choice of tile as arithmetic: what each level moves, what bounds it, what is the fastest.
 
 config.py  Config: how a kernel tiles; the configurations by kernel; blocks of a multiprocessor
-bound.py   levels_of: one formula at four levels; predict: the roofline over them
+bound.py   levels_of: one formula at three levels; predict: the roofline over them
 tuning.py  tune: tiles measured here, beside the predicted order
 """

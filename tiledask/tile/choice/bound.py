@@ -1,7 +1,6 @@
-"""How fast a kernel can be at most: one formula at four levels, and the roofline over them.
+"""How fast a kernel can be at most: one formula at three levels, and the roofline over them.
 
     level                      the tile of C that shares what it loads
-    between workers            the block of a worker
     DRAM -> L2                 all tiles of a wave
     L2 -> shared memory        the tile of a thread block, or of a cluster of them
     shared memory -> registers the tile of a warp
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tiledask.errors import KernelError
-from tiledask.plan.inputs.hardware import ClusterSpec, Device, Link
+from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.tables import Part, Printable, table
 from tiledask.plan.units import format_seconds
 from tiledask.tile.choice.config import (
@@ -95,18 +94,17 @@ class Level:
     stored: int  # Bytes of C
     flops: int  # Of the product
     bandwidth: float  # Bytes per second at most; 0 if unknown
-    resident: int = 0  # Bytes of ``loaded`` that lie there already: a worker's own blocks
     stretch: float = 1.0  # Lengthens the time where tiles cannot be shared out evenly
 
     @property
     def moved(self) -> int:
         """Bytes that cross the level."""
-        return self.loaded - self.resident + self.stored
+        return self.loaded + self.stored
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte ``moved``; infinite where nothing crosses."""
-        return self.flops / self.moved if self.moved else float("inf")
+        """FLOP per byte ``moved``."""
+        return self.flops / self.moved
 
     @property
     def seconds(self) -> float:
@@ -116,7 +114,7 @@ class Level:
 
 @dataclass(frozen=True, repr=False)
 class Levels(Printable):
-    """A product [m, k] x [k, n] level by level; with workers, inside the device of one of them.
+    """A product [m, k] x [k, n] level by level.
 
     Its time is the least: were everything to overlap, and every level at its peak.
     """
@@ -189,17 +187,13 @@ def levels_of(
     n: int,
     k: int,
     config: Config | str,
-    device: Device | ClusterSpec | str,
+    device: Device | str,
     dtype: str = "",
-    workers: tuple[int, int] | None = None,
-    link: Link | None = None,
 ) -> Levels:
     """The bytes, intensities and times of a product [m, k] x [k, n] at every level.
 
-    ``config`` is a Config or the name of a kernel, whose own for ``dtype`` is then taken; with
-    ``workers`` (rows, columns) each has a block of C, and the levels below are those of the first,
-    which has the largest. ``link``, or the cluster's own, is what joins them. C's elements are
-    stored in the operands' type.
+    ``config`` is a Config or the name of a kernel, whose own for ``dtype`` is then taken. C's
+    elements are stored in the operands' type.
 
     >>> levels_of(8192, 8192, 8192, "wgmma_ws_persistent", "H200")["L2 -> shared memory"].tile
     (256, 256)
@@ -207,14 +201,8 @@ def levels_of(
     config = config_of(config, dtype)
     if not config.peak:
         raise KernelError(f"the levels are a GPU's, and {config.kernel!r} {NO_GPU}")
-    if isinstance(device, ClusterSpec):
-        link = link or device.within_node
-        device = device.device
     device, levels, size = as_device(device), [], config.itemsize
     traffic(m, n, k, config.block, size)  # refuses extents that are none
-    if workers is not None:
-        levels.append(_between(m, n, k, config, workers, link))
-        m, n = -(-m // workers[0]), -(-n // workers[1])
     (tm, tn, tk), (rows, columns), many = config.block, config.warp, device.multiprocessors
     down, across, _ = waves(m, n, config, device)
     # time over that of a perfect balance, as some multiprocessor computes the most
@@ -236,22 +224,6 @@ def levels_of(
     on_one = occupancy(config, device)
     compute = stretch * padded.flops / (on_one.quarters or 1.0) / device.peak(config.peak)
     return Levels(m, n, k, config, device, tuple(levels), compute, on_one)
-
-
-def _between(
-    m: int, n: int, k: int, config: Config, workers: tuple[int, int], link: Link | None
-) -> Level:
-    rows, columns = workers
-    if not (1 <= rows <= m and 1 <= columns <= n):
-        raise KernelError(
-            f"workers are (rows, columns), each 1 or more and with a row and column of C for each; "
-            f"got {workers} for {m} x {n}"
-        )
-    tile = -(-m // rows), -(-n // columns)
-    total = traffic(m, n, k, (*tile, k), config.itemsize)
-    bandwidth = rows * columns * link.reached if link else 0.0
-    own = (m + n) * k * config.itemsize
-    return Level("between workers", tile, total.loaded, 0, total.flops, bandwidth, resident=own)
 
 
 def predict(

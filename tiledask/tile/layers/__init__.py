@@ -8,7 +8,7 @@ composites.py     layers of several weights: self-attention, the feed-forward la
 norms.py          LayerNorm, RMSNorm
 embedding.py      rows of a table, or of a part of it
 cross_entropy.py  the loss, in pieces that devices with some of the classes add up
-conv.py           convolution in two dimensions, pooling; windows, and the sum of them back
+conv.py           convolution in two dimensions, mean pooling; windows, and the sum of them back
 random.py         random numbers without a state; parameters, the same whatever the split
 operands.py       what all of them ask of their operands; halves
 

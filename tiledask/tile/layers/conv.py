@@ -1,4 +1,4 @@
-"""Layers of images: convolution and pooling; windows of images, and what they hold summed back.
+"""Layers of images: convolution, and means of windows; windows, and what they hold summed back.
 
     unfold   x [n, c, h, w] -> [n, c, kh, kw, oh, ow]      every window's elements, a view
     fold     [n, c, kh, kw, oh, ow] -> [n, c, h, w]        each element, summed over its windows
@@ -26,7 +26,7 @@ from tiledask.tile.layers.operands import rounded, wide
 from tiledask.tile.layers.random import Parameter
 
 __all__ = ["avg_pool2d", "avg_pool2d_grad", "conv2d", "conv2d_grad", "conv2d_grad_input"]
-__all__ += ["conv2d_grad_weight", "conv2d_parameters", "max_pool2d", "max_pool2d_grad", "windows"]
+__all__ += ["conv2d_grad_weight", "conv2d_parameters", "windows"]
 
 Pair = int | tuple[int, int]
 """Rows and columns; an integer stands for both."""
@@ -61,13 +61,13 @@ class Windows:
         (down, across), (rows, columns) = self.stride, padded
         return (rows - reach[0]) // down + 1, (columns - reach[1]) // across + 1
 
-    def unfold(self, x: Array, fill: float = 0.0) -> Array:
-        """A view [a, kh, kw, oh, ow, z] of x [a, h, w, z] padded with ``fill``; only read it."""
+    def unfold(self, x: Array) -> Array:
+        """A view [a, kh, kw, oh, ow, z] of x [a, h, w, z] with its padding; only read it."""
         oh, ow = self.out(x.shape[1:3])
         (above, below), (left, right) = self.padding
         (a, h, w, z), xp, padded = x.shape, array_namespace(x), x
         if above + below + left + right:
-            padded = xp.full((a, h + above + below, w + left + right, z), fill, x.dtype)
+            padded = xp.zeros((a, h + above + below, w + left + right, z), x.dtype)
             padded[:, above : above + h, left : left + w] = x
         first, down, across, last = padded.strides
         (dy, dx), (sy, sx) = self.dilation, self.stride
@@ -197,36 +197,7 @@ def _images_first(y: Array) -> Array:
     return xp.ascontiguousarray(xp.moveaxis(y, -1, 0))
 
 
-# -- pooling: the largest, or the mean, of each window, channel by channel -------------------------
-
-
-@layer("x:nchw -> ncqp", returns="winner", image=lambda given: given["x"].shape[2:])
-def max_pool2d(
-    x: Array, size: Pair, stride: Pair | None = None, padding: Sides = 0
-) -> tuple[Array, Array]:
-    """The largest of each window [n, c, oh, ow], for x [n, c, h, w]; side by side without stride.
-
-    Padding never wins. Of equal elements the first does, and gets the whole gradient. Saves its
-    number in the window, row by row.
-
-    >>> max_pool2d(np.arange(16.0).reshape(1, 1, 4, 4), 2)[0].tolist()
-    [[[[5.0, 7.0], [13.0, 15.0]]]]
-    """
-    xp = array_namespace(x)
-    view = _unfolded(x, _pooling(size, stride, padding), fill=-np.inf)
-    channels, kh, kw, oh, ow = view.shape
-    flat = view.reshape(channels, kh * kw, oh, ow)
-    winner = wide(flat).argmax(axis=1)
-    y = xp.take_along_axis(flat, winner[:, None], axis=1).reshape(*x.shape[:2], oh, ow)
-    return y, winner.astype(np.uint8 if kh * kw <= 256 else np.int64).reshape(y.shape)
-
-
-@max_pool2d.grad
-def max_pool2d_grad(dy: Array, winner: Array, image: tuple[int, int], **window: Any) -> Array:
-    """dx: dy where the largest element was, summed where windows overlap."""
-    xp, geometry = array_namespace(dy), _pooling(**window)
-    hot = xp.arange(prod(geometry.size))[:, None, None] == winner[:, :, None]
-    return _folded(wide(dy)[:, :, None] * hot, dy, geometry, image)
+# -- pooling: the mean of each window, channel by channel ------------------------------------------
 
 
 @layer("x:nchw -> ncqp", image=lambda given: given["x"].shape[2:])
@@ -238,34 +209,25 @@ def avg_pool2d(x: Array, size: Pair, stride: Pair | None = None, padding: Sides 
     >>> avg_pool2d(np.arange(16.0).reshape(1, 1, 4, 4), 2)[0].tolist()
     [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
-    geometry = _pooling(size, stride, padding)
-    view = _unfolded(wide(x), geometry)
+    geometry = windows(size, size if stride is None else stride, padding)
+    view = geometry.unfold(wide(x).reshape(-1, *x.shape[2:], 1))
     # element by element of the window: several times faster than a sum over two axes of the view
     parts = [view[:, i, j] for i, j in np.ndindex(*geometry.size)]
     y = sum(parts[1:], start=parts[0]) / prod(geometry.size)
-    return rounded(y.reshape(*x.shape[:2], *y.shape[1:]), x)
+    return rounded(y.reshape(*x.shape[:2], *y.shape[1:3]), x)
 
 
 @avg_pool2d.grad
-def avg_pool2d_grad(dy: Array, image: tuple[int, int], **window: Any) -> Array:
+def avg_pool2d_grad(
+    dy: Array,
+    image: tuple[int, int],
+    size: Pair,
+    stride: Pair | None = None,
+    padding: Sides = 0,
+) -> Array:
     """dx: each window's dy over its size, summed where windows overlap."""
-    xp, geometry = array_namespace(dy), _pooling(**window)
-    (n, c, oh, ow), size = dy.shape, prod(geometry.size)
-    each = wide(dy)[:, :, None] / size
-    return _folded(xp.broadcast_to(each, (n, c, size, oh, ow)), dy, geometry, image)
-
-
-def _pooling(size: Pair, stride: Pair | None = None, padding: Sides = 0) -> Windows:
-    return windows(size, size if stride is None else stride, padding)
-
-
-def _unfolded(x: Array, geometry: Windows, fill: float = 0.0) -> Array:
-    """[n c, kh, kw, oh, ow], a view."""
-    return geometry.unfold(x.reshape(-1, *x.shape[2:], 1), fill)[..., 0]
-
-
-def _folded(parts: Array, dy: Array, geometry: Windows, image: tuple[int, int]) -> Array:
-    """dx [n, c, h, w] for parts [n, c, kh kw, oh, ow]."""
-    n, c, oh, ow = dy.shape
-    dx = geometry.fold(parts.reshape(n * c, *geometry.size, oh, ow, 1), image)
-    return rounded(dx, dy).reshape(n, c, *image)
+    geometry = windows(size, size if stride is None else stride, padding)
+    (n, c, *out), (kh, kw) = dy.shape, geometry.size
+    each = (wide(dy) / (kh * kw)).reshape(n * c, 1, 1, *out, 1)
+    parts = array_namespace(dy).broadcast_to(each, (n * c, kh, kw, *out, 1))
+    return rounded(geometry.fold(parts, image), dy).reshape(n, c, *image)
