@@ -1,14 +1,14 @@
 """Optimizers: SGD, Adam, AdamW; loss scales; weights in half precision and a step of all of them.
 
          decay           what is kept                     the step
-SGD      g += d w        b = mu b + (1 - tau) g           w -= r b         (nesterov: g + mu b)
+SGD      g += d w        b = mu b + g                     w -= r b
 Adam     g += d w        m = B1 m + (1 - B1) g            w -= r m' / (sqrt(v') + tiny)
                          v = B2 v + (1 - B2) g g
 AdamW    w -= r d w      as Adam                          as Adam
 
-m' = m / (1 - B1^t) and v' = v / (1 - B2^t) undo that both began at zero; t counts from 1. The
-first step of SGD has b = g, whatever tau is. These are the formulas of torch.optim's pages, with
-d for weight_decay, mu for momentum, tau for dampening, B for betas and tiny for eps.
+m' = m / (1 - B1^t) and v' = v / (1 - B2^t) undo that both began at zero; t counts from 1. These
+are the formulas of torch.optim's pages, with d for weight_decay, mu for momentum, B for betas and
+tiny for eps.
 
     forward, backward    half      [weights] ------> [gradients] ---.
                                        ^ rounded                    | widened, unscaled, clipped
@@ -21,7 +21,7 @@ and changes none; the step of a shard is the shard of the step, to the bit.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -81,17 +81,7 @@ class SGD(Rule):
     """
 
     momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
     weight_decay: float = 0.0  # Times the weights is added to the gradient
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.nesterov and (not self.momentum or self.dampening):
-            raise ConfigError(
-                f"Nesterov's step needs momentum above 0 and no dampening, got {self.momentum} and "
-                f"{self.dampening}"
-            )
 
     @property
     def keeps(self) -> tuple[str, ...]:
@@ -102,8 +92,8 @@ class SGD(Rule):
             g = g + self.weight_decay * w
         if not self.momentum:
             return w - self.rate * g, {}
-        b = g.copy() if t == 1 else self.momentum * states["momentum"] + (1 - self.dampening) * g
-        return w - self.rate * (g + self.momentum * b if self.nesterov else b), {"momentum": b}
+        b = g.copy() if t == 1 else self.momentum * states["momentum"] + g
+        return w - self.rate * b, {"momentum": b}
 
 
 @dataclass(frozen=True)
@@ -321,18 +311,15 @@ def update(
 
 @dataclass(frozen=True, eq=False)
 class TrainState:
-    """What training keeps from step to step, by the planner's words for it. Arrays by name."""
+    """What training keeps from step to step."""
 
-    weights: Arrays  # What the forward pass multiplies with
-    master: Arrays = field(default_factory=dict)  # In single precision; empty: weights are stepped
-    moments: dict[str, Arrays] = field(default_factory=dict)  # As far as the rule keeps them
+    classes: dict[str, Arrays]  # By the planner's tensor class, and by name
     t: int = 0  # Steps that were taken; skipped ones don't count
 
     @property
-    def classes(self) -> dict[str, Arrays]:
-        """All that is kept, by tensor class."""
-        master = {MASTER: self.master} if self.master else {}
-        return {"weights": self.weights} | master | self.moments
+    def weights(self) -> Arrays:
+        """What the forward pass multiplies with."""
+        return self.classes["weights"]
 
 
 def begin(
@@ -350,13 +337,14 @@ def begin(
     cast = {name: flush(w, dtype or w.dtype).copy() for name, w in weights.items()}
     if master is None:
         master = any(w.dtype.name in HALVES for w in cast.values())
-    masters = {name: w.astype(accumulator(w.dtype)) for name, w in weights.items() if master}
-    stepped = masters or cast
-    moments = {
-        tensor: {name: array_namespace(w).zeros(w.shape, w.dtype) for name, w in stepped.items()}
-        for tensor in rule.keeps
-    }
-    return TrainState(cast, masters, moments)
+    classes = {"weights": cast}
+    if master:
+        classes[MASTER] = {name: w.astype(accumulator(w.dtype)) for name, w in weights.items()}
+    stepped = classes.get(MASTER, cast)
+    for tensor in rule.keeps:
+        zeros = {name: array_namespace(w).zeros(w.shape, w.dtype) for name, w in stepped.items()}
+        classes[tensor] = zeros
+    return TrainState(classes)
 
 
 def advance(
@@ -381,7 +369,7 @@ def advance(
             f"a step needs a gradient for each of {len(state.weights)} weights and no other, got "
             f"{len(grads)}; {odd[0]!r} is on one side only: pass zeros where a weight had no part"
         )
-    stepped, divisor = state.master or state.weights, scale.scale if scale else 1.0
+    stepped, divisor = state.classes.get(MASTER, state.weights), scale.scale if scale else 1.0
     wide = {n: _unscaled(grads[n], divisor, accumulator(w.dtype)) for n, w in stepped.items()}
     # in float64: halves overflow from 256 on
     norm = math.sqrt(float(sum((g.astype(np.float64) ** 2).sum() for g in wide.values())))
@@ -394,8 +382,7 @@ def advance(
         # its memory is the next array's
         for tensor, new in update(rule, mine, wide.pop(name), state.t + 1, factor).items():
             made[tensor][name] = new
-    weights, master = made.pop("weights"), made.pop(MASTER, {})
-    return TrainState(weights, master, made, state.t + 1), scale, norm
+    return TrainState(made, state.t + 1), scale, norm
 
 
 def flush(x: Array, dtype: DTypeLike) -> Array:
