@@ -281,8 +281,6 @@ def test_long_sums_of_halves(dtype):
         L.embedding_grad(ones, of_table),
     ]
     assert [float(each.item()) for each in sums] == [float(np.float32(n).astype(dtype))] * 5
-    p, _ = L.softmax(np.zeros((1, n), dtype))
-    assert (p == np.float32(1 / n).astype(dtype)).all()
 
 
 @pytest.mark.parametrize(("dtype", "n"), [("float16", 2049), ("bfloat16", 257)])
@@ -301,9 +299,10 @@ def test_what_halves_cannot_hold_on_the_way(xp):
     q = xp.full((1, 1, 2, 1), 300.0, np.float16)  # and so are scores
     assert bool((L.attention(q, q, q)[0] == 300).all())
     with np.errstate(all="raise", under="ignore"):
-        y, saved = L.silu(np.array([-1e4, -200.0, 0.0, 1e4], np.float32))
+        ones = np.ones(4, np.float32)
+        y, saved = L.swiglu(np.array([-1e4, -200.0, 0.0, 1e4], np.float32), ones)
         assert y.tolist() == [0.0, 0.0, 0.0, 1e4]
-        assert L.silu_grad(np.ones_like(y), saved).tolist() == [0.0, 0.0, 0.5, 1.0]
+        assert L.swiglu_grad(ones, saved)[0].tolist() == [0.0, 0.0, 0.5, 1.0]
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -315,7 +314,7 @@ REFUSED = [
     (lambda: L.linear(X, X.T.astype("f4")), "one element type, .* got x float64, w float32"),
     (lambda: L.relu(np.ones(3, int)), "'float32', 'float64'., got x int64"),
     (lambda: L.linear(X, np.ones((4, 1))), r"w must be \[3, o\], got \[4, 1\]"),
-    (lambda: L.find_activation("tanh"), "one of relu, gelu, silu, got 'tanh'"),
+    (lambda: L.find_activation("tanh"), "one of relu, gelu, got 'tanh'"),
     (lambda: L.mlp(X, {"w_1": X}), "w_2 missing"),
     (lambda: L.mlp(X, {"w_1": X, "w_2": X, "b_3": X}), "b_3 unknown"),
     (lambda: L.swiglu_mlp(X, GATED), "w_up has 4 columns .* got 5"),

@@ -64,7 +64,7 @@ def gathered(group: Group, x: Placed) -> Placed:
 
 
 def activate(x: Placed, activation: str) -> tuple[Placed, Any]:
-    """(y, kept): relu, gelu or silu of ``x``, placed as x is. Refuses a Partial."""
+    """(y, kept): relu or gelu of ``x``, placed as x is. Refuses a Partial."""
     need(
         activation,
         "x",

@@ -27,7 +27,7 @@ from tiledask.tile.layers.by_name import KERNELS, layer, op
 from tiledask.tile.layers.operands import check_integers, rounded, wide
 
 __all__ = ["Angles", "attention", "attention_grad", "rotary_angles", "rotate", "rotate_grad"]
-__all__ += ["shared_heads", "softmax", "softmax_grad"]
+__all__ += ["shared_heads"]
 
 
 def shared_heads(query_heads: int, kv_heads: int) -> tuple[int, ...]:
@@ -46,36 +46,10 @@ def shared_heads(query_heads: int, kv_heads: int) -> tuple[int, ...]:
     return tuple(i // (query_heads // kv_heads) for i in range(query_heads))
 
 
-@layer("x:*n -> *n", program=False)
-def softmax(x: Array) -> Array:
-    """exp(x) over its sum along the last axis.
-
-    >>> softmax(np.array([0.0, 0.0, -np.inf]))[0].tolist()
-    [0.5, 0.5, 0.0]
-    """
-    return rounded(_softmax_in(x.astype(accumulator(x.dtype))), x)
-
-
-def _softmax_in(y: Array) -> Array:
-    y -= y.max(axis=-1, keepdims=True)
-    array_namespace(y).exp(y, out=y)
-    y /= y.sum(axis=-1, keepdims=True)
-    return y
-
-
-@softmax.grad
-def softmax_grad(dy: Array, y: Array) -> Array:
-    """dx: y (dy - the sum of dy y)."""
-    y, d = wide(y), wide(dy)
-    dx = d - (d * y).sum(axis=-1, keepdims=True)
-    dx *= y
-    return rounded(dx, dy)
-
-
 _Map = tuple[int, ...] | None
 
 
-@layer("q:bhse k:bgte v:bgtf -> bhsf", returns="p", program=False)
+@layer("q:bhse k:bgte v:bgtf -> bhsf", returns="p")
 def attention(
     q: Array, k: Array, v: Array, kv_of: _Map = None, causal: bool = True
 ) -> tuple[Array, Array]:
@@ -98,7 +72,10 @@ def attention(
     if causal:
         s, t = scores.shape[-2:]
         xp.copyto(scores, -np.inf, where=xp.arange(t) > xp.arange(s)[:, None])
-    p = rounded(_softmax_in(scores), q)
+    scores -= scores.max(axis=-1, keepdims=True)
+    xp.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    p = rounded(scores, q)
     return rounded(wide(p) @ _per_query(v, kv_of), q), p
 
 
@@ -110,7 +87,8 @@ def attention_grad(
     kv_of = shared_heads(q.shape[1], k.shape[1]) if kv_of is None else kv_of
     d, wide_p = wide(dy), wide(p)
     dp = d @ _per_query(v, kv_of).swapaxes(-1, -2)
-    ds = softmax.backward(dp, wide_p)
+    ds = dp - (dp * wide_p).sum(axis=-1, keepdims=True)
+    ds *= wide_p
     ds *= q.shape[-1] ** -0.5
     dq = ds @ _per_query(k, kv_of)
     dk = _summed(ds.swapaxes(-1, -2) @ wide(q), kv_of, k.shape[1])
@@ -171,7 +149,7 @@ def rotary_angles(
     return Angles(*(module.asarray(f(angles).astype(kind)) for f in (np.cos, np.sin)))
 
 
-@layer("x:*te -> *te", program=False)
+@layer("x:*te -> *te")
 def rotate(x: Array, angles: Angles) -> Array:
     """x [..., tokens, e], turned.
 

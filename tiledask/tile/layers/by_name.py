@@ -59,16 +59,14 @@ class LayerPair:
     """The kernel of its gradient."""
 
     def __init__(
-        self, forward: Callable[..., Any], shapes: str, returns: str, program: bool, saves: _Saves
+        self, forward: Callable[..., Any], shapes: str, returns: str, saves: _Saves
     ) -> None:
-        self.forward, self.program, self.saves = forward, program, saves
+        self.forward, self.saves = op(forward), saves
         self.shapes, _, self.dy = shapes.partition(" -> ")
         self.results = ("y", *returns.split())
         self.operands, self.reads = tuple(signature(forward).parameters), set[str]()
         update_wrapper(self, forward)
         self.__doc__ = f"(y, saved): {forward.__doc__}"
-        if program:
-            op(forward)
 
     def __call__(self, *arrays: Any, **options: Any) -> tuple[Array, Saved]:
         given = dict(zip(self.operands, arrays, strict=False), **options)
@@ -85,15 +83,13 @@ class LayerPair:
 
     def grad(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         """f_grad(dy, saved, weights...) of the kernel ``backward``."""
-        shapes, self.backward = f"{self.shapes} dy:{self.dy}", backward
+        shapes, self.backward = f"{self.shapes} dy:{self.dy}", op(backward)
         parameters = signature(backward).parameters.values()
         reads = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
         if len(reads) < len(parameters):  # it takes all options
             arrays = {each.partition(":")[0] for each in self.shapes.split()}
             reads |= set(self.operands) - arrays
         self.reads |= reads - {"dy", *_WEIGHTS}
-        if self.program:
-            op(backward)
 
         def f_grad(dy: Array, saved: Saved, *weights: Array) -> Any:
             given = saved | dict(zip(_WEIGHTS, weights, strict=False), dy=dy)
@@ -106,15 +102,15 @@ class LayerPair:
 
 
 def layer(
-    shapes: str, returns: str = "", program: bool = True, **saves: Callable[[Saved], Any]
+    shapes: str, returns: str = "", **saves: Callable[[Saved], Any]
 ) -> Callable[[Callable[..., Any]], LayerPair]:
     """Make a `LayerPair` of a forward kernel.
 
     ``shapes`` are those of `check`, and after an arrow y's; ``returns`` names what the kernel
-    returns after y; ``saves`` gives what else to save; with ``program`` programs call the kernels
-    by their names.
+    returns after y; ``saves`` gives what else to save. Programs call the kernels by their names,
+    unless another is entered below by the same.
     """
-    return lambda forward: LayerPair(forward, shapes, returns, program, saves)
+    return lambda forward: LayerPair(forward, shapes, returns, saves)
 
 
 # -- kernels that move and add --------------------------------------------------------------------

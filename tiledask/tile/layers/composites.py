@@ -14,7 +14,7 @@ last matrix, computes its term of the sum.
 """
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tiledask.errors import KernelError
 from tiledask.plan.intervals import ends_of
@@ -77,24 +77,30 @@ def self_attention(
     [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]]
     """
     check("x:bsh", {"x": x})
-    _check_weights(weights, *_together(weights, _QKV), "o")
-    qkv = _project(x, weights, _QKV, heads.columns)
-    kv_of = shared_heads(heads.query, heads.kv)
+    names = _names(weights, _QKV, "o")
+    qkv = _project(x, weights, names, heads.columns)
+    kv_of, back = shared_heads(heads.query, heads.kv), tuple[Any, ...]()
     if angles is not None:
-        qkv = KERNELS["rotate"](qkv, angles, heads)
+        qkv, back = KERNELS["rotate"](qkv, angles, heads), (("rotate_grad", angles, heads),)
     c, p = KERNELS["attention"](qkv, heads, kv_of)
-    saved = {"x": x, "c": c, "angles": angles, "core": (qkv, p, heads, kv_of)}
-    return _apply(c, weights, "o"), saved
+    back = ("attention_grad", qkv, p, heads, kv_of), *back
+    return _apply(c, weights, "o"), {"x": x, "inner": c, "names": (*names, "o"), "back": back}
 
 
 def self_attention_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Arrays]:
     """(dx, the gradient of each weight by its name)."""
-    grads: Arrays = {}
-    dc = _apply_grad(dy, saved["c"], weights, "o", grads)
-    d = KERNELS["attention_grad"](dc, *saved["core"])
-    if saved["angles"] is not None:
-        d = KERNELS["rotate_grad"](d, saved["angles"], saved["core"][2])
-    return _project_grad(d, saved["x"], weights, _QKV, grads), grads
+    grads, (*names, last) = Arrays(), saved["names"]
+    d = _apply_grad(dy, saved["inner"], weights, last, grads)
+    for kernel, *arguments in saved["back"]:  # of what is between the matrices
+        d = KERNELS[kernel](d, *arguments)
+    ends = ends_of(weights[f"w{name}"].shape[1] for name in names)
+    dx, *others = [
+        _apply_grad(d[..., a:b], saved["x"], weights, name, grads)
+        for name, (a, b) in zip(names, pairwise(ends), strict=True)
+    ]
+    if others:
+        dx = rounded(sum(map(wide, others), start=wide(dx)), dy)
+    return dx, grads
 
 
 def fuse_qkv(weights: Arrays) -> Arrays:
@@ -122,17 +128,13 @@ def mlp(x: Array, weights: Arrays, activation: str = "gelu") -> tuple[Array, Sav
     >>> mlp(np.array([[-3.0]]), w, "relu")[0].tolist()
     [[3.0]]
     """
-    _check_weights(weights, "_1", "_2")
+    names = _names(weights, ("_1",), "_2")
     g, bent = find_activation(activation)(_apply(x, weights, "_1"))
-    return _apply(g, weights, "_2"), {"x": x, "g": g, "bent": bent, "activation": activation}
+    back = ((f"{activation}_grad", *bent.values()),)
+    return _apply(g, weights, "_2"), {"x": x, "inner": g, "names": (*names, "_2"), "back": back}
 
 
-def mlp_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Arrays]:
-    """(dx, the gradient of each weight by its name)."""
-    grads: Arrays = {}
-    dg = _apply_grad(dy, saved["g"], weights, "_2", grads)
-    dz = find_activation(saved["activation"]).backward(dg, **saved["bent"])
-    return _apply_grad(dz, saved["x"], weights, "_1", grads), grads
+mlp_grad = self_attention_grad
 
 
 def swiglu_mlp_parameters(
@@ -155,18 +157,14 @@ def swiglu_mlp(x: Array, weights: Arrays) -> tuple[Array, Saved]:
     >>> swiglu_mlp(np.array([[1.0]]), w)[0].round(4).tolist()
     [[1.4621]]
     """
-    _check_weights(weights, *_together(weights, _GATED), "_down")
-    z = _project(x, weights, _GATED, (weights["w_down"].shape[0],) * 2)
-    g = KERNELS["swiglu"](z)
-    return _apply(g, weights, "_down"), {"x": x, "z": z, "g": g}
+    names = _names(weights, _GATED, "_down")
+    z = _project(x, weights, names, (weights["w_down"].shape[0],) * 2)
+    g, back = KERNELS["swiglu"](z), (("swiglu_grad", z),)
+    saved = {"x": x, "inner": g, "names": (*names, "_down"), "back": back}
+    return _apply(g, weights, "_down"), saved
 
 
-def swiglu_mlp_grad(dy: Array, saved: Saved, weights: Arrays) -> tuple[Array, Arrays]:
-    """(dx, the gradient of each weight by its name)."""
-    grads: Arrays = {}
-    dg = _apply_grad(dy, saved["g"], weights, "_down", grads)
-    dz = KERNELS["swiglu_grad"](dg, saved["z"])
-    return _project_grad(dz, saved["x"], weights, _GATED, grads), grads
+swiglu_mlp_grad = self_attention_grad
 
 
 def fuse_gate_up(weights: Arrays) -> Arrays:
@@ -188,22 +186,20 @@ def _matrices(
     return made
 
 
-def _check_weights(weights: Arrays, *names: str) -> None:
-    """Raises KernelError unless there is a w<name> for each name, and nothing but biases."""
-    known = {f"w{name}" for name in names}
-    missing, odd = known - {*weights}, {*weights} - known - {f"b{name}" for name in names}
+def _names(weights: Arrays, names: tuple[str, ...], last: str) -> tuple[str, ...]:
+    """``names``, or that of one matrix of them side by side. Raises KernelError unless there are
+    these and the last, and nothing but biases."""
+    one = "".join(names)
+    found = (one,) if f"w{one}" in weights else names
+    known = {f"w{name}" for name in (*found, last)}
+    missing, odd = known - {*weights}, {*weights} - known - {f"b{name[1:]}" for name in known}
     if missing or odd:
         raise KernelError(
             f"weights are {', '.join(sorted(known))}, and biases with b for w, got "
             f"{', '.join(weights) or 'none'}: {', '.join(sorted(missing or odd))} "
             f"{'missing' if missing else 'unknown'}"
         )
-
-
-def _together(weights: Arrays, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The name of several matrices in one, if they are that; else the names."""
-    one = "".join(names)
-    return (one,) if f"w{one}" in weights else names
+    return found
 
 
 def _apply(x: Array, weights: Arrays, name: str) -> Array:
@@ -223,27 +219,14 @@ def _apply_grad(dy: Array, x: Array, weights: Arrays, name: str, grads: Arrays) 
 
 def _project(x: Array, weights: Arrays, names: tuple[str, ...], columns: tuple[int, ...]) -> Array:
     """What `_apply` gives of each name, side by side; the matrices may be one."""
-    found = _together(weights, names)
-    for name, count in zip(found, columns if found == names else [sum(columns)], strict=True):
+    for name, count in zip(names, columns if len(names) > 1 else [sum(columns)], strict=True):
         if (got := weights[f"w{name}"].shape[-1]) != count:
             raise KernelError(
                 f"w{name} has {count} columns beside these heads or this last matrix, got {got}; "
                 f"pass one device's columns of each part"
             )
-    parts = [_apply(x, weights, name) for name in found]
+    parts = [_apply(x, weights, name) for name in names]
     return parts[0] if len(parts) == 1 else array_namespace(x).concatenate(parts, axis=-1)
-
-
-def _project_grad(
-    dy: Array, x: Array, weights: Arrays, names: tuple[str, ...], grads: Arrays
-) -> Array:
-    """dx of `_project`; writes the gradients of its weights to grads."""
-    if f"w{''.join(names)}" in weights:
-        return _apply_grad(dy, x, weights, "".join(names), grads)
-    ends = ends_of(weights[f"w{name}"].shape[1] for name in names)
-    each = zip(names, pairwise(ends), strict=True)
-    terms = [wide(_apply_grad(dy[..., a:b], x, weights, n, grads)) for n, (a, b) in each]
-    return rounded(sum(terms[1:], start=terms[0]), dy)
 
 
 def _fuse(weights: Arrays, names: tuple[str, ...]) -> Arrays:

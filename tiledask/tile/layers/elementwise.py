@@ -1,4 +1,4 @@
-"""Activations: relu, gelu and silu element by element, and the gate of SwiGLU.
+"""Activations: relu and gelu element by element, and the gate of SwiGLU.
 
 Each is computed in float32 for halves. `ACTIVATIONS` has them by name.
 """
@@ -10,7 +10,7 @@ from tiledask.tile.layers.by_name import LayerPair, layer, op
 from tiledask.tile.layers.operands import rounded, wide
 
 __all__ = ["ACTIVATIONS", "find_activation", "gelu", "gelu_grad", "relu", "relu_grad"]
-__all__ += ["silu", "silu_grad", "swiglu", "swiglu_grad"]
+__all__ += ["swiglu", "swiglu_grad"]
 
 
 @layer("x:* -> *")
@@ -37,21 +37,7 @@ def gelu_grad(dy: Array, x: Array) -> Array:
     return rounded(epilogue.gelu_grad(wide(dy), wide(x)), dy)
 
 
-@layer("x:* -> *")
-def silu(x: Array) -> Array:
-    """x / (1 + exp(-x)), also called swish (arXiv:1710.05941), of each element."""
-    wider = wide(x)
-    return rounded(wider * _sigmoid(wider), x)
-
-
-@silu.grad
-def silu_grad(dy: Array, x: Array) -> Array:
-    """dx: dy times the derivative at x."""
-    wider = wide(x)
-    return rounded(wide(dy) * _silu_slope(wider, _sigmoid(wider)), dy)
-
-
-ACTIVATIONS: dict[str, LayerPair] = {"relu": relu, "gelu": gelu, "silu": silu}
+ACTIVATIONS: dict[str, LayerPair] = {"relu": relu, "gelu": gelu}
 
 
 def find_activation(name: str) -> LayerPair:
@@ -61,9 +47,9 @@ def find_activation(name: str) -> LayerPair:
     return ACTIVATIONS[name]
 
 
-@layer("gate:* up:* -> *", program=False)
+@layer("gate:* up:* -> *")
 def swiglu(gate: Array, up: Array) -> Array:
-    """silu(gate) up, element by element. Shazeer, arXiv:2002.05202."""
+    """silu(gate) up, element by element, with silu(x) = x sigmoid(x). Shazeer, arXiv:2002.05202."""
     wider = wide(gate)
     return rounded(wider * _sigmoid(wider) * wide(up), gate)
 
@@ -73,7 +59,8 @@ def swiglu_grad(dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
     """(dgate, dup)."""
     gate, up, d = wide(gate), wide(up), wide(dy)
     s = _sigmoid(gate)
-    return rounded(d * up * _silu_slope(gate, s), dy), rounded(d * gate * s, dy)
+    slope = s * (1 + gate * (1 - s))  # of silu
+    return rounded(d * up * slope, dy), rounded(d * gate * s, dy)
 
 
 @op
@@ -94,7 +81,3 @@ def _sigmoid(x: Array) -> Array:
     xp = array_namespace(x)
     e = xp.exp(-abs(x))
     return xp.where(x >= 0, 1, e) / (1 + e)
-
-
-def _silu_slope(x: Array, sigmoid: Array) -> Array:
-    return sigmoid * (1 + x * (1 - sigmoid))

@@ -16,7 +16,7 @@ _COLUMNS = 256
 """Of the gradient, summed at a time."""
 
 
-@layer("table:rh -> *h", program=False, rows=lambda given: len(given["table"]))
+@layer("table:rh -> *h", rows=lambda given: len(given["table"]))
 def embedding(tokens: Array, table: Array, first: int = 0, vocabulary: int | None = None) -> Array:
     """[..., h] for tokens [...] and the rows ``first``, first + 1, ... of a table [rows, h].
 
