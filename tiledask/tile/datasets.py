@@ -106,12 +106,11 @@ def load_text(name: str | os.PathLike[str]) -> Text:
         ) from None
     if len(content) < 2:
         raise ConfigError(f"{path} has {len(content)} characters, a text 2 or more")
-    characters = "".join(sorted(set(content)))
     points = np.frombuffer(content.encode("utf-32-le"), np.uint32)
-    ids = np.searchsorted(np.array([ord(c) for c in characters], np.uint32), points)
-    ids = ids.astype(np.min_scalar_type(len(characters) - 1))
+    found = np.unique(points)
+    ids = np.searchsorted(found, points).astype(np.min_scalar_type(len(found) - 1))
     ids.flags.writeable = False
-    return Text(path.stem.removesuffix(".txt"), characters, ids, floor)
+    return Text(path.stem.removesuffix(".txt"), "".join(map(chr, found)), ids, floor)
 
 
 @dataclass(frozen=True, repr=False)

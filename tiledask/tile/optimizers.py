@@ -32,7 +32,7 @@ from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import HALVES, Array, accumulator, array_namespace, as_dtype
 
 __all__ = ["SGD", "Adam", "AdamW", "LossScale", "Rule", "TrainState", "advance", "begin"]
-__all__ += ["check_states", "clip_factor", "flush", "guarded", "rule_for", "unscaled", "update"]
+__all__ += ["check_states", "clip_factor", "flush", "guarded", "rule_for", "update"]
 
 MASTER, WIDE_GRADIENTS = "master weights", "fp32 gradients"
 KNOWN = ("weights", "gradients", WIDE_GRADIENTS, MASTER, "momentum", "variance")
@@ -269,17 +269,8 @@ def guarded(
     return scale, clip_factor(norm, limit) if limit is not None and finite else 1.0
 
 
-def unscaled(grads: Mapping[str, Array], scale: float) -> Arrays:
-    """Gradients of the loss itself; halves become float32 first: they could not hold the quotient.
-
-    >>> g = (np.float32(1e-8) * np.float32(2**16)).astype(np.float16)
-    >>> f"{unscaled({'w': g.reshape(1)}, 2**16)['w'][0]:.4g}"
-    '9.997e-09'
-    """
-    return {name: _unscaled(g, scale, accumulator(g.dtype)) for name, g in grads.items()}
-
-
 def _unscaled(g: Array, scale: float, dtype: np.dtype) -> Array:
+    """Halves become float32 first: they could not hold the quotient."""
     g = g.astype(dtype, copy=False)
     return g if scale == 1 else g / scale
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from tiledask.tile import layers, optimizers
 from tiledask.tile.datasets import load_images
+from tiledask.tile.layers.operands import wide
 from tiledask.tile.optimizers import SGD, LossScale, Rule, TrainState
 
 __all__ = ["Small", "SmallRun", "gradients", "train"]
@@ -80,7 +81,7 @@ def train(
             scales.append(scale.scale if scale else 1.0)
             loss, grads = gradients(state.weights, small, x, labels, times * scales[-1])
             losses.append(loss)
-            grads = optimizers.unscaled(grads, times)
+            grads = {name: wide(g) / times for name, g in grads.items()}
             state, scale, _ = optimizers.advance(state, rule, grads, scale)
     return SmallRun(tuple(losses), tuple(scales), scale.skipped if scale else 0, state)
 
