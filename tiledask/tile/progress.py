@@ -38,10 +38,24 @@ def showing(what: str, look: Look, unit: str = "", after: float = AFTER) -> Iter
     its own that ends as a sentence: how many ``unit``, how long. Without a unit, and where no
     reader opened the notebook, that is empty.
     """
-    over, well = threading.Event(), threading.Event()
+    over, well, begun = threading.Event(), threading.Event(), monotonic()
+
+    def looks() -> Iterator[Seen]:
+        while not over.wait(_LOOK):
+            yield look()
+        yield look()  # the last word: a log keeps it
+
+    def draw() -> None:
+        if over.wait(after):
+            return
+        if in_notebook():
+            _in_cell(what, unit, looks(), begun, well)
+        else:
+            _on_stderr(what, looks())
+
     # in this context: a notebook knows by it to which cell the bar belongs
-    given = _draw, what, look, unit, after, over, well
-    drawing = threading.Thread(target=copy_context().run, args=given, name="progress", daemon=True)
+    run = copy_context().run
+    drawing = threading.Thread(target=run, args=(draw,), name="progress", daemon=True)
     drawing.start()
     try:
         yield
@@ -65,25 +79,6 @@ def in_notebook() -> bool:
 def show(value: object) -> None:
     """None, once the notebook shows ``value`` below the cell that runs."""
     sys.modules["IPython"].display.display(value)
-
-
-def _draw(
-    what: str, look: Look, unit: str, after: float, over: threading.Event, well: threading.Event
-) -> None:
-    """The bar, until it is ``over``; then it is known whether all went ``well``."""
-    begun = monotonic()
-    if over.wait(after):
-        return
-
-    def looks() -> Iterator[Seen]:
-        while not over.wait(_LOOK):
-            yield look()
-        yield look()  # the last word: a log keeps it
-
-    if in_notebook():
-        _in_cell(what, unit, looks(), begun, well)
-    else:
-        _on_stderr(what, looks())
 
 
 def _on_stderr(what: str, looks: Iterator[Seen]) -> None:

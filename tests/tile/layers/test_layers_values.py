@@ -17,6 +17,7 @@ from oracles.gradients import assert_transpose, draw
 from tiledask.errors import KernelError
 from tiledask.tile import as_dtype, to_numpy
 from tiledask.tile import layers as L
+from tiledask.tile.layers.by_name import RankPart
 
 HALVES = ["float16", "bfloat16"]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -219,9 +220,10 @@ def test_terms_of_a_row_are_added_in_one_order_everywhere(xp, dtype):
 def test_tokens_of_other_devices_give_zeros():
     """Whatever row 0 holds; and unsigned tokens do not wrap around: 0 - 2 would be row 254."""
     table = np.array([[np.nan], [np.inf], [2.0]])
-    assert L.embedding(np.array([7, 2]), table)[0].ravel().tolist() == [0.0, 2.0]
+    assert L.embedding(np.array([7, 2]), table, RankPart(0, 3, 8))[0].ravel().tolist() == [0.0, 2.0]
     tokens = np.array([0, 3], np.uint8)
-    assert L.embedding(tokens, np.ones((300, 1)), first=2)[0].ravel().tolist() == [0.0, 1.0]
+    part = RankPart(2, 302, 302)
+    assert L.embedding(tokens, np.ones((300, 1)), part)[0].ravel().tolist() == [0.0, 1.0]
 
 
 # -- cross-entropy ---------------------------------------------------------------------------------
@@ -323,7 +325,7 @@ REFUSED = [
     (lambda: L.attention(*QKV), "kv heads divide query heads, got 4 and 10"),
     (lambda: L.rotate(np.ones((5, 4)), L.rotary_angles(np.arange(3), 4)), "of 3 tokens"),
     (lambda: L.rotary_angles(np.arange(3), 5), "2, 4, ..., got 5"),
-    (lambda: L.embedding(TOKENS, X, vocabulary=4), r"0 .. 3, got 4 \(1 of 2"),
+    (lambda: L.embedding(TOKENS, X), r"0 .. 1, got 4 \(1 of 2"),
     (lambda: L.embedding(X, X), "tokens are integers, got float64"),
     (lambda: L.cross_entropy(np.ones((2, 4)), TOKENS), r"0 .. 3, or -100 .* got 4"),
     (lambda: L.cross_entropy(X, TOKENS * 0 - 100), "a count above 0, got 0"),

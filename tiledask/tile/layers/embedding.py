@@ -7,7 +7,7 @@ token 7 -> 0            token 7 -> t[7]         t[7]
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace
-from tiledask.tile.layers.by_name import KERNELS, RankPart, layer, op, part_grad
+from tiledask.tile.layers.by_name import RankPart, Saved, layer, op, part_grad
 from tiledask.tile.layers.operands import by_token, check_integers, local_index, rounded, wide
 
 __all__ = ["embedding", "embedding_grad"]
@@ -16,26 +16,30 @@ _COLUMNS = 256
 """Of the gradient, summed at a time."""
 
 
-@layer("table:rh -> *h", rows=lambda given: len(given["table"]))
-def embedding(tokens: Array, table: Array, first: int = 0, vocabulary: int | None = None) -> Array:
-    """[..., h] for tokens [...] and the rows ``first``, first + 1, ... of a table [rows, h].
+def _rows(given: Saved) -> RankPart:
+    n = len(given["table"])
+    return given.get("rows") or RankPart(0, n, n)
+
+
+@layer("table:rh -> *h", rows=_rows)
+def embedding(tokens: Array, table: Array, rows: RankPart | None = None) -> Array:
+    """[..., h] for tokens [...] and those ``rows`` of the table that are here [rows, h]; or all.
 
     Tokens without a row here give zeros, so the sum over the devices is the whole table's; one
-    outside of the ``vocabulary``, if that is given, raises KernelError.
+    outside of the whole raises KernelError.
 
     >>> import numpy as np
-    >>> embedding(np.array([2, 3, 4]), np.array([[1.0], [2.0]]), first=3)[0].tolist()
+    >>> embedding(np.array([2, 3, 4]), np.array([[1.0], [2.0]]), RankPart(3, 5, 6))[0].tolist()
     [[0.0], [1.0], [2.0]]
     """
     check_integers("tokens", tokens)
-    xp = array_namespace(tokens, table)
-    if vocabulary is not None:
-        wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
-        if wrong.size:
-            raise KernelError(
-                f"tokens are 0 .. {vocabulary - 1}, got {int(wrong[0])} ({wrong.size} of "
-                f"{tokens.size} are outside)"
-            )
+    xp, (first, _, vocabulary) = array_namespace(tokens, table), rows or (0, 0, len(table))
+    wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if wrong.size:
+        raise KernelError(
+            f"tokens are 0 .. {vocabulary - 1}, got {int(wrong[0])} ({wrong.size} of "
+            f"{tokens.size} are outside)"
+        )
     if not len(table):  # more ranks than rows
         return xp.zeros((*tokens.shape, table.shape[1]), table.dtype)
     at, here = local_index(tokens, first, len(table))
@@ -44,11 +48,11 @@ def embedding(tokens: Array, table: Array, first: int = 0, vocabulary: int | Non
 
 
 @embedding.grad
-def embedding_grad(dy: Array, tokens: Array, rows: int, first: int = 0) -> Array:
+def embedding_grad(dy: Array, tokens: Array, rows: RankPart) -> Array:
     """dtable [rows, h]: for each row the sum of dy over its tokens, which are added two and two in
     their order: the same bits each time, on a GPU too."""
-    xp = array_namespace(dy)
-    at, here = local_index(tokens, first, rows)
+    xp, count = array_namespace(dy), rows.stop - rows.start
+    at, here = local_index(tokens, rows.start, count)
     places = xp.flatnonzero(here)
     at = at.reshape(-1)[places]
     order = xp.argsort(at, kind="stable")
@@ -61,7 +65,7 @@ def embedding_grad(dy: Array, tokens: Array, rows: int, first: int = 0) -> Array
         pairs.append((later, left))
         at = at[left]
     terms, width = by_token(dy), dy.shape[-1]
-    total = xp.zeros((rows, width), dy.dtype)
+    total = xp.zeros((count, width), dy.dtype)
     for column in range(0, width, _COLUMNS):  # of which there are copies, not of all
         some = slice(column, column + _COLUMNS)
         summed = wide(terms[:, some][places])
@@ -71,17 +75,6 @@ def embedding_grad(dy: Array, tokens: Array, rows: int, first: int = 0) -> Array
         # CuPy writes no bfloat16 by index
         total.view(f"i{dy.itemsize}")[:, some][at] = rounded(summed, dy).view(f"i{dy.itemsize}")
     return total
-
-
-# -- as programs call them, told which rows are here -----------------------------------------------
-
-
-KERNELS |= {
-    "embedding": lambda ids, table, rows: embedding.forward(ids, table, rows.start, rows.extent),
-    "embedding_grad": lambda dy, ids, rows: embedding.backward(
-        dy, ids, rows.stop - rows.start, rows.start
-    ),
-}
 
 
 @op
