@@ -185,7 +185,7 @@ def _check_operands(a: Array, b: Array, kernel: Kernel) -> None:
         raise KernelError(f"kernel {kernel.name!r} takes {takes}, got {name}; {instead}")
     if a.device != b.device:
         raise KernelError(f"a and b must be on one device, got {a.device} and {b.device}")
-    if kernel.capability:  # of several GPUs it may be another that the kernel is for
+    if kernel.needs:  # of several GPUs it may be another that the kernel is for
         devices = tuple(d for d in backend.probe().devices if d.index == a.device.id)
         if why_not := unsuited(kernel, devices):
             raise KernelError(f"kernel {kernel.name!r} cannot run where a is: {why_not}")

@@ -113,15 +113,11 @@ class Kernel:
         return tuple(config.block for config in self.built)
 
     @property
-    def capability(self) -> str:
-        """The least compute capability that runs it, as `runs_on` has it; empty for any."""
-        return self.built[0].capability if self.built else ""
-
-    @property
     def needs(self) -> str:
         """The GPUs that it runs on; empty if any."""
-        known = {"": "", "8.0": "8.0 (A100) or more", "9.0a": "9.0 (H100, H200)"}
-        return self.capability and f"compute capability {known[self.capability]}"
+        known = {"8.0": "8.0 (A100) or more", "9.0a": "9.0 (H100, H200)"}
+        least = self.built[0].capability if self.built else ""
+        return least and f"compute capability {known[least]}"
 
     def with_tile(self, tile: int | Tile | None) -> Tile | None:
         """The tile to use when ``tile`` is given; None where the kernel is to choose itself."""
@@ -147,7 +143,8 @@ def unsuited(kernel: Kernel, devices: tuple[GpuInfo, ...]) -> str:
     >>> unsuited(kernels["wgmma_ws_persistent"], (GpuInfo(0, "T4", "7.5", 16 * 10**9),))
     'needs a GPU of compute capability 9.0 (H100, H200), and there is T4 (7.5)'
     """
-    if not kernel.needs or any(runs_on(kernel.capability, d.compute_capability) for d in devices):
+    capabilities = [d.compute_capability for d in devices]
+    if not kernel.needs or any(runs_on(kernel.built[0].capability, c) for c in capabilities):
         return ""
     there = ", ".join(f"{d.name} ({d.compute_capability})" for d in devices)
     return f"needs a GPU of {kernel.needs}, and there is {there}"
@@ -180,8 +177,7 @@ class KernelTable(Printable, dict[str, Kernel]):
         below = [f"{', '.join(names)}: {why_not}" for why_not, names in reasons.items()]
         yield replace(table(rows), below="\n".join(below))
 
-    def __repr__(self) -> str:
-        return self.to_text()
+    __repr__ = Printable.to_text
 
 
 _ALL = ("float16", "bfloat16", "float32", "float64")

@@ -178,8 +178,7 @@ class Levels(Printable):
         }
         yield table(rows, moved="bytes", time="seconds")
 
-    def __repr__(self) -> str:
-        return self.to_text()
+    __repr__ = Printable.to_text
 
 
 def levels_of(

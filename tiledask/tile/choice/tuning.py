@@ -62,8 +62,7 @@ class Tuning(Printable):
         found = table(rows, title, predicted="bytes", measured="seconds")
         yield replace(found, below="the bytes are predicted, not the time")
 
-    def __repr__(self) -> str:
-        return self.to_text()
+    __repr__ = Printable.to_text
 
 
 def tune(
