@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, accumulator, array_namespace, as_dtype, namespace, to_numpy
-from tiledask.tile.layers.by_name import KERNELS, layer, op
+from tiledask.tile.layers.by_name import layer
 from tiledask.tile.layers.operands import check_integers, rounded, wide
 
 __all__ = ["Angles", "attention", "attention_grad", "rotary_angles", "rotate", "rotate_grad"]
@@ -46,54 +46,49 @@ def shared_heads(query_heads: int, kv_heads: int) -> tuple[int, ...]:
     return tuple(i // (query_heads // kv_heads) for i in range(query_heads))
 
 
-_Map = tuple[int, ...] | None
+_Heads = tuple[int, int, int]
+"""Query heads and kv heads here, and the columns of each."""
 
 
-@layer("q:bhse k:bgte v:bgtf -> bhsf", returns="p")
-def attention(
-    q: Array, k: Array, v: Array, kv_of: _Map = None, causal: bool = True
-) -> tuple[Array, Array]:
-    """softmax(q k^T / sqrt(e)) v [b, query heads, s, f]; saves the softmax, p [b, heads, s, t].
+@layer("qkv:bsw -> bsc", returns="p")
+def attention(qkv: Array, heads: _Heads, kv_of: tuple[int, ...]) -> tuple[Array, Array]:
+    """softmax(q k^T / sqrt(e)) v [b, s, query heads e], of q, k and v side by side [b, s, columns];
+    saves the softmax, p [b, query heads, s, s].
 
-    q [b, query heads, s, e], k [b, kv heads, t, e], v [b, kv heads, t, f]. ``kv_of`` is the kv
-    head of each query head, by default `shared_heads`. With ``causal``, query i looks at keys
-    0 .. i. Vaswani et al., arXiv:1706.03762.
+    ``heads`` are those of q, those of k and of v, and e; ``kv_of`` is the kv head of each query
+    head. Query i looks at keys 0 .. i. Vaswani et al., arXiv:1706.03762.
 
     Of halves, scores, softmax and sums are float32; what is rounded is the result and p.
 
-    >>> one = np.ones((1, 1, 2, 4))
-    >>> attention(one, one, one)[1]["p"][0, 0].tolist()
+    >>> attention(np.ones((1, 2, 12)), (1, 1, 4), (0,))[1]["p"][0, 0].tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    xp = array_namespace(q, k)
-    kv_of = shared_heads(q.shape[1], k.shape[1]) if kv_of is None else kv_of
+    xp, (q, k, v) = array_namespace(qkv), _split(qkv, heads)
     scores = wide(q) @ _per_query(k, kv_of).swapaxes(-1, -2)
-    scores *= q.shape[-1] ** -0.5
-    if causal:
-        s, t = scores.shape[-2:]
-        xp.copyto(scores, -np.inf, where=xp.arange(t) > xp.arange(s)[:, None])
+    scores *= heads[2] ** -0.5
+    at = xp.arange(scores.shape[-1])
+    xp.copyto(scores, -np.inf, where=at > at[:, None])
     scores -= scores.max(axis=-1, keepdims=True)
     xp.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
-    p = rounded(scores, q)
-    return rounded(wide(p) @ _per_query(v, kv_of), q), p
+    p = rounded(scores, qkv)
+    return _merged(rounded(wide(p) @ _per_query(v, kv_of), qkv)), p
 
 
 @attention.grad
-def attention_grad(
-    dy: Array, q: Array, k: Array, v: Array, p: Array, kv_of: _Map = None
-) -> tuple[Array, Array, Array]:
-    """(dq, dk, dv); a kv head's gradient is the sum over its query heads."""
-    kv_of = shared_heads(q.shape[1], k.shape[1]) if kv_of is None else kv_of
-    d, wide_p = wide(dy), wide(p)
+def attention_grad(dy: Array, qkv: Array, p: Array, heads: _Heads, kv_of: tuple[int, ...]) -> Array:
+    """dqkv; a kv head's gradient is the sum over its query heads."""
+    (q, k, v), d, wide_p = _split(qkv, heads), wide(_by_head(dy, heads[2])), wide(p)
     dp = d @ _per_query(v, kv_of).swapaxes(-1, -2)
     ds = dp - (dp * wide_p).sum(axis=-1, keepdims=True)
     ds *= wide_p
-    ds *= q.shape[-1] ** -0.5
+    ds *= heads[2] ** -0.5
     dq = ds @ _per_query(k, kv_of)
-    dk = _summed(ds.swapaxes(-1, -2) @ wide(q), kv_of, k.shape[1])
-    dv = _summed(wide_p.swapaxes(-1, -2) @ d, kv_of, v.shape[1])
-    return rounded(dq, dy), rounded(dk, dy), rounded(dv, dy)
+    dk = _summed(ds.swapaxes(-1, -2) @ wide(q), kv_of, heads[1])
+    dv = _summed(wide_p.swapaxes(-1, -2) @ d, kv_of, heads[1])
+    del dp, ds  # the largest, before these are copied
+    found = [_merged(rounded(each, dy)) for each in (dq, dk, dv)]
+    return array_namespace(dy).concatenate(found, axis=-1)
 
 
 def _per_query(x: Array, kv_of: tuple[int, ...]) -> Array:
@@ -149,37 +144,35 @@ def rotary_angles(
     return Angles(*(module.asarray(f(angles).astype(kind)) for f in (np.cos, np.sin)))
 
 
-@layer("x:*te -> *te")
-def rotate(x: Array, angles: Angles) -> Array:
-    """x [..., tokens, e], turned.
+@layer("qkv:bsw -> bsw")
+def rotate(qkv: Array, angles: Angles, heads: _Heads) -> Array:
+    """q and k turned, and v as it is, side by side [b, s, columns].
 
-    >>> x = np.array([[1.0, 0.0]])
-    >>> rotate(x, rotary_angles(np.array([1]), 2, dtype="float64"))[0].round(4).tolist()
-    [[0.5403, 0.8415]]
+    >>> angles = rotary_angles(np.array([1]), 2, dtype="float64")
+    >>> rotate(np.array([[[1.0, 0.0, 0.0, 1.0, 1.0, 0.0]]]), angles, (1, 1, 2))[0].round(4).tolist()
+    [[[0.5403, 0.8415, -0.8415, 0.5403, 1.0, 0.0]]]
     """
-    tokens, half = angles.cos.shape
-    if x.shape[-2] != tokens or x.shape[-1] < 2 * half:
+    n, (tokens, half) = (heads[0] + heads[1]) * heads[2], angles.cos.shape
+    if qkv.shape[1] != tokens or heads[2] < 2 * half:
         raise KernelError(
-            f"angles are of {tokens} tokens and {2 * half} columns, got x {x.shape}; make "
-            f"rotary_angles of the positions of x"
+            f"angles are of {tokens} tokens and {2 * half} columns, got {qkv.shape[1]} tokens and "
+            f"heads of {heads[2]}; make rotary_angles of their positions"
         )
-    wider, (cos, sin) = wide(x), angles
-    left, right, rest = wider[..., :half], wider[..., half : 2 * half], wider[..., 2 * half :]
-    turned = [left * cos - right * sin, left * sin + right * cos, rest]
-    return rounded(array_namespace(x).concatenate(turned, axis=-1), x)
+    x, (cos, sin) = wide(_by_head(qkv[..., :n], heads[2])), angles
+    left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    xp, turned = array_namespace(x), [left * cos - right * sin, left * sin + right * cos, rest]
+    turned = _merged(rounded(xp.concatenate(turned, axis=-1), qkv))
+    return xp.concatenate([turned, qkv[..., n:]], axis=-1)
 
 
 @rotate.grad
-def rotate_grad(dy: Array, angles: Angles) -> Array:
-    """dx: dy turned back."""
-    dx: Array = rotate.forward(dy, angles.back)
+def rotate_grad(dy: Array, angles: Angles, heads: _Heads) -> Array:
+    """dqkv: dq and dk turned back."""
+    dx: Array = rotate.forward(dy, angles.back, heads)
     return dx
 
 
-# -- of q, k and v side by side, as programs have them ---------------------------------------------
-
-_Heads = tuple[int, int, int]
-"""Query heads and kv heads here, and the columns of each."""
+# -- q, k and v, by head ---------------------------------------------------------------------------
 
 
 def _by_head(x: Array, width: int) -> Array:
@@ -197,29 +190,3 @@ def _split(qkv: Array, heads: _Heads) -> tuple[Array, Array, Array]:
     query, kv, width = heads
     every = _by_head(qkv, width)
     return every[:, :query], every[:, query : query + kv], every[:, query + kv :]
-
-
-@op
-def _attention(qkv: Array, heads: _Heads, kv_of: tuple[int, ...]) -> tuple[Array, Array]:
-    c, p = attention.forward(*_split(qkv, heads), kv_of)
-    return _merged(c), p
-
-
-@op
-def _attention_grad(
-    dc: Array, qkv: Array, p: Array, heads: _Heads, kv_of: tuple[int, ...]
-) -> Array:
-    found = attention.backward(_by_head(dc, heads[2]), *_split(qkv, heads), p, kv_of)
-    return array_namespace(dc).concatenate([_merged(each) for each in found], axis=-1)
-
-
-@op
-def _rotate(qkv: Array, angles: Angles, heads: _Heads) -> Array:
-    """q and k turned, and v as it is."""
-    query, kv, width = heads
-    n = (query + kv) * width
-    turned = _merged(rotate.forward(_by_head(qkv[..., :n], width), angles))
-    return array_namespace(qkv).concatenate([turned, qkv[..., n:]], axis=-1)
-
-
-KERNELS["rotate_grad"] = lambda dy, angles, heads: _rotate(dy, angles.back, heads)
