@@ -78,8 +78,8 @@ def composite(f, parameters, x, **options):
     return Case(shapes, lambda x, *w: f(x, named(w), **given(options, x)), backward, roundings=16)
 
 
-def attend(q, kv, v=None, **options):
-    return case(L.attention, {"q": q, "k": kv, "v": v or kv}, 8, **options)
+def attend(qkv, heads, kv_of):
+    return case(L.attention, {"qkv": qkv}, 8, heads=heads, kv_of=kv_of)
 
 
 def self_attention(heads, x, fused=False, bias=False, **options):
@@ -100,7 +100,7 @@ def loss(logits, targets, **options):
 
 def table(shape, tokens, first):
     def forward(w):
-        part = RankPart(first, first + rows, 10)
+        part = RankPart(first, first + len(w), 10)
         return L.embedding(array_namespace(w).asarray(np.array(tokens)), w, part)
 
     return Case({"table": shape}, forward, lambda dy, saved, w: [L.embedding_grad(dy, saved)])
@@ -119,16 +119,16 @@ X = {"x": (4, 5)}
 CASES = {
     "linear": case(L.linear, {"x": (7, 5), "w": (5, 3), "b": (3,)}),
     "linear without bias": case(L.linear, {"x": (2, 3, 5), "w": (5, 2)}),
-    **{f.__name__: case(f, X) for f in (L.relu, L.gelu, L.silu)},
+    **{f.__name__: case(f, X) for f in (L.relu, L.gelu)},
     "swiglu": case(L.swiglu, {"gate": (3, 5), "up": (3, 5)}),
-    "softmax": case(L.softmax, {"x": (3, 2, 5)}),
     "layer norm": case(L.layer_norm, {"x": (2, 3, 7), "w": (7,), "b": (7,)}),
     "layer norm without bias": case(L.layer_norm, {"x": (1, 5), "w": (5,)}),
     "rms norm": case(L.rms_norm, {"x": (2, 3, 7), "w": (7,)}),
-    "rotate a part of an odd head": case(L.rotate, {"x": (3, 2, 5)}, **angles([4, 9], 4)),
-    "attention, grouped": attend((1, 4, 3, 2), (1, 2, 3, 2)),
-    "attention, any map": attend((1, 3, 3, 2), (1, 4, 3, 2), kv_of=(2, 0, 2)),
-    "attention, both ways": attend((1, 2, 3, 2), (1, 2, 5, 2), (1, 2, 5, 3), causal=False),
+    "rotate a part of odd heads": case(
+        L.rotate, {"qkv": (3, 2, 20)}, heads=(2, 1, 5), **angles([4, 9], 4)
+    ),
+    "attention, grouped": attend((1, 3, 16), (4, 2, 2), (0, 0, 1, 1)),
+    "attention, any map": attend((1, 3, 22), (3, 4, 2), (2, 0, 2)),
     "self-attention": self_attention(MHA, (2, 3, 5), bias=True),
     "self-attention, fused": self_attention(GQA, (1, 3, 5), fused=True, bias=True),
     "self-attention, rotary": self_attention(GQA, (2, 3, 3), **angles([5, 6, 7], 2)),
@@ -146,7 +146,6 @@ CASES = {
     "conv, strided": conv((1, 2, 7, 6), (3, 2, 3, 3), bias=False, stride=(2, 3), padding=1),
     "conv, one-sided": conv((1, 1, 4, 5), (2, 1, 3, 3), padding=((1, 0), (0, 2))),
     "conv, dilated": conv((1, 1, 7, 5), (1, 1, 3, 2), dilation=(2, 3), padding=1),
-    "max pool": case(L.max_pool2d, {"x": (1, 2, 5, 5)}, 8, size=3, stride=1, padding=1),
     "mean pool": case(L.avg_pool2d, {"x": (2, 2, 5, 6)}, size=2),
     "mean pool, overlapping": case(
         L.avg_pool2d, {"x": (1, 2, 6, 5)}, size=(3, 2), stride=(1, 2), padding=((2, 1), (0, 1))

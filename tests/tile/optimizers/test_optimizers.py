@@ -156,7 +156,7 @@ def test_masters_step_like_fp32_whatever_power_of_two_scales_the_loss(scale):
         wide = {name: g.astype(np.float32) for name, g in grads.items()}
         single, _, same = advance(single, rule, wide, limit=1.0)
         assert norm == same > 1
-    for name, master in half.master.items():
+    for name, master in half.classes["master weights"].items():
         np.testing.assert_array_equal(master, single.weights[name])
         np.testing.assert_array_equal(half.weights[name], master.astype(as_dtype("bfloat16")))
 
