@@ -361,13 +361,12 @@ _OTHERS: dict[str, list[Config]] = {
 """What is worth a thought beside what is shipped, whether or not some device can run it."""
 
 
-def candidates(kernel: str, device: Device | str, dtype: str = "") -> tuple[Config, ...]:
-    """What ``kernel`` could be on ``device`` for elements of ``dtype``; `refusal` says why.
+def candidates(kernel: str, device: Device | str) -> tuple[Config, ...]:
+    """What ``kernel`` could be on ``device``; `refusal` says why not more.
 
     >>> len(candidates("smem_tiled", "T4")), len(candidates("wgmma_ws_persistent", "A100-40GB"))
     (2, 0)
     """
-    wanted = config_of(kernel, dtype)
+    config_of(kernel)  # refuses one that has no tile
     every = dict.fromkeys((*configs[kernel], *_OTHERS.get(kernel, ())))
-    same = (replace(c, peak=wanted.peak) for c in every if c.itemsize == wanted.itemsize)
-    return tuple(config for config in same if not refusal(config, device))
+    return tuple(config for config in every if not refusal(config, device))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,7 @@ _EXTENTS = (32, 64, 128, 256, 512, 1024)
 """Of the square tiles of "tiled" that are measured."""
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """One tile, predicted and measured."""
 
     tile: Tile

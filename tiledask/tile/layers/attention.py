@@ -26,8 +26,22 @@ from tiledask.tile.backend import Array, accumulator, array_namespace, as_dtype,
 from tiledask.tile.layers.by_name import layer
 from tiledask.tile.layers.operands import check_integers, rounded, wide
 
-__all__ = ["Angles", "attention", "attention_grad", "rotary_angles", "rotate", "rotate_grad"]
-__all__ += ["shared_heads"]
+__all__ = ["Angles", "Heads", "attention", "attention_grad", "rotary_angles", "rotate"]
+__all__ += ["rotate_grad", "shared_heads"]
+
+
+class Heads(NamedTuple):
+    """How many heads the weights at hand have; equally many query heads share a kv head."""
+
+    query: int
+    kv: int
+    width: int  # Columns of a head
+
+    @property
+    def columns(self) -> tuple[int, int, int]:
+        """Columns of wq, wk and wv."""
+        kv = self.kv * self.width
+        return self.query * self.width, kv, kv
 
 
 def shared_heads(query_heads: int, kv_heads: int) -> tuple[int, ...]:
@@ -46,12 +60,8 @@ def shared_heads(query_heads: int, kv_heads: int) -> tuple[int, ...]:
     return tuple(i // (query_heads // kv_heads) for i in range(query_heads))
 
 
-_Heads = tuple[int, int, int]
-"""Query heads and kv heads here, and the columns of each."""
-
-
 @layer("qkv:bsw -> bsc", returns="p")
-def attention(qkv: Array, heads: _Heads, kv_of: tuple[int, ...]) -> tuple[Array, Array]:
+def attention(qkv: Array, heads: Heads, kv_of: tuple[int, ...]) -> tuple[Array, Array]:
     """softmax(q k^T / sqrt(e)) v [b, s, query heads e], of q, k and v side by side [b, s, columns];
     saves the softmax, p [b, query heads, s, s].
 
@@ -76,7 +86,7 @@ def attention(qkv: Array, heads: _Heads, kv_of: tuple[int, ...]) -> tuple[Array,
 
 
 @attention.grad
-def attention_grad(dy: Array, qkv: Array, p: Array, heads: _Heads, kv_of: tuple[int, ...]) -> Array:
+def attention_grad(dy: Array, qkv: Array, p: Array, heads: Heads, kv_of: tuple[int, ...]) -> Array:
     """dqkv; a kv head's gradient is the sum over its query heads."""
     (q, k, v), d, wide_p = _split(qkv, heads), wide(_by_head(dy, heads[2])), wide(p)
     dp = d @ _per_query(v, kv_of).swapaxes(-1, -2)
@@ -145,7 +155,7 @@ def rotary_angles(
 
 
 @layer("qkv:bsw -> bsw")
-def rotate(qkv: Array, angles: Angles, heads: _Heads) -> Array:
+def rotate(qkv: Array, angles: Angles, heads: Heads) -> Array:
     """q and k turned, and v as it is, side by side [b, s, columns].
 
     >>> angles = rotary_angles(np.array([1]), 2, dtype="float64")
@@ -166,7 +176,7 @@ def rotate(qkv: Array, angles: Angles, heads: _Heads) -> Array:
 
 
 @rotate.grad
-def rotate_grad(dy: Array, angles: Angles, heads: _Heads) -> Array:
+def rotate_grad(dy: Array, angles: Angles, heads: Heads) -> Array:
     """dqkv: dq and dk turned back."""
     dx: Array = rotate.forward(dy, angles.back, heads)
     return dx
@@ -186,7 +196,7 @@ def _merged(x: Array) -> Array:
     return x.swapaxes(1, 2).reshape(b, s, heads * e)
 
 
-def _split(qkv: Array, heads: _Heads) -> tuple[Array, Array, Array]:
+def _split(qkv: Array, heads: Heads) -> tuple[Array, Array, Array]:
     query, kv, width = heads
     every = _by_head(qkv, width)
     return every[:, :query], every[:, query : query + kv], every[:, query + kv :]

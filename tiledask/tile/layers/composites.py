@@ -14,19 +14,19 @@ last matrix, computes its term of the sum.
 """
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import Array, array_namespace
-from tiledask.tile.layers.attention import Angles, shared_heads
+from tiledask.tile.layers.attention import Angles, Heads, shared_heads
 from tiledask.tile.layers.by_name import KERNELS, Saved
 from tiledask.tile.layers.elementwise import find_activation
 from tiledask.tile.layers.linear import linear
 from tiledask.tile.layers.operands import check, rounded, wide
 from tiledask.tile.layers.random import Parameter, matrix
 
-__all__ = ["Heads", "fuse_gate_up", "fuse_qkv", "mlp", "mlp_grad", "mlp_parameters"]
+__all__ = ["fuse_gate_up", "fuse_qkv", "mlp", "mlp_grad", "mlp_parameters"]
 __all__ += ["self_attention", "self_attention_grad", "self_attention_parameters"]
 __all__ += ["swiglu_mlp", "swiglu_mlp_grad", "swiglu_mlp_parameters"]
 
@@ -37,20 +37,6 @@ _QKV, _GATED = ("q", "k", "v"), ("_gate", "_up")
 
 
 # -- attention -------------------------------------------------------------------------------------
-
-
-class Heads(NamedTuple):
-    """How many heads the weights at hand have; equally many query heads share a kv head."""
-
-    query: int
-    kv: int
-    width: int  # Columns of a head
-
-    @property
-    def columns(self) -> tuple[int, int, int]:
-        """Columns of wq, wk and wv."""
-        kv = self.kv * self.width
-        return self.query * self.width, kv, kv
 
 
 def self_attention_parameters(
