@@ -3,8 +3,7 @@
 A case is a layer with operands of given shapes. The same checks run over all of them: against
 finite differences and the adjoint identity in float64, and in halves against float64.
 
-Holds `tiledask.tile.layers.elementwise`, `tiledask.tile.layers.linear` and
-`tiledask.tile.layers.by_name`.
+Holds `tiledask.tile.layers.positionwise` and `tiledask.tile.layers.by_name`.
 """
 
 from collections.abc import Callable

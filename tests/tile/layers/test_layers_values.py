@@ -2,7 +2,7 @@
 
 Holds `tiledask.tile.layers.attention`, `tiledask.tile.layers.composites`,
 `tiledask.tile.layers.conv`, `tiledask.tile.layers.cross_entropy`,
-`tiledask.tile.layers.embedding`, `tiledask.tile.layers.norms` and
+`tiledask.tile.layers.embedding`, `tiledask.tile.layers.positionwise` and
 `tiledask.tile.layers.operands`.
 """
 

@@ -3,9 +3,7 @@
 by_name.py        the table of kernels, as programs call them, and the layers made of them
 composites.py     layers of several weights: self-attention, the feed-forward layers
   attention.py      any query head at any kv head; softmax; pairs of columns turned by position
-  elementwise.py    relu, gelu, silu, the gate of SwiGLU
-  linear.py         x w + b
-norms.py          LayerNorm, RMSNorm
+  positionwise.py   of each token by itself: x w + b, relu, gelu, SwiGLU; LayerNorm, RMSNorm
 embedding.py      rows of a table, or of a part of it
 cross_entropy.py  the loss, in pieces that devices with some of the classes add up
 conv.py           convolution in two dimensions, mean pooling; windows, and the sum of them back
@@ -31,8 +29,6 @@ from tiledask.tile.layers.attention import *  # noqa: F403
 from tiledask.tile.layers.composites import *  # noqa: F403
 from tiledask.tile.layers.conv import *  # noqa: F403
 from tiledask.tile.layers.cross_entropy import *  # noqa: F403
-from tiledask.tile.layers.elementwise import *  # noqa: F403
 from tiledask.tile.layers.embedding import *  # noqa: F403
-from tiledask.tile.layers.linear import *  # noqa: F403
-from tiledask.tile.layers.norms import *  # noqa: F403
+from tiledask.tile.layers.positionwise import *  # noqa: F403
 from tiledask.tile.layers.random import *  # noqa: F403

@@ -21,9 +21,8 @@ from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.attention import Angles, Heads, shared_heads
 from tiledask.tile.layers.by_name import KERNELS, Saved
-from tiledask.tile.layers.elementwise import find_activation
-from tiledask.tile.layers.linear import linear
 from tiledask.tile.layers.operands import check, rounded, wide
+from tiledask.tile.layers.positionwise import find_activation, linear
 from tiledask.tile.layers.random import Parameter, matrix
 
 __all__ = ["fuse_gate_up", "fuse_qkv", "mlp", "mlp_grad", "mlp_parameters"]
