@@ -19,7 +19,7 @@ from gpu.gemm_cases import check
 from oracles.finished import finished
 from twins.cuda_host.memory import is_lent, lent, lent_copies, lent_empty, strays
 
-from tiledask.tile.cuda import launch, tensor_map
+from tiledask.tile.cuda import launch
 from tiledask.tile.cuda.build import HEADERS, file_text
 
 HERE = Path(__file__).parent
@@ -243,7 +243,7 @@ def host_gpu(folder, faults=(), multiprocessors=2, plain=True):
         for module, name, value in (
             (launch, "_kernel", gpu.kernel),
             (launch, "_multiprocessors", lambda: multiprocessors),
-            (tensor_map, "encode", host_tensor_map),
+            (launch, "tensor_map", host_tensor_map),
         ):
             patches.enter_context(patch.object(module, name, value))
         yield gpu

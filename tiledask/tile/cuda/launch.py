@@ -19,8 +19,8 @@ import numpy as np
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace, namespace
 from tiledask.tile.choice.config import config_of, hopper_tile
-from tiledask.tile.cuda import build, tensor_map
-from tiledask.tile.cuda.operands import MatrixLayout, address_of, layout, padded
+from tiledask.tile.cuda import build
+from tiledask.tile.cuda.operands import MatrixLayout, address_of, layout, padded, tensor_map
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.levels import Tile, TileTraffic, traffic
 
@@ -87,7 +87,7 @@ def launch(
     plan = _plan(name, x, y, z, tile, ending, _multiprocessors() if name.startswith("wgmma") else 0)
     if plan.maps:
         maps = [
-            box and tensor_map.encode(lies.dtype, address_of(each), *box)
+            box and tensor_map(lies.dtype, address_of(each), *box)
             for each, lies, box in zip((a, b, out), (x, y, z), plan.maps, strict=True)
         ]
         # C's is not read where it is not brought, but on its boundary

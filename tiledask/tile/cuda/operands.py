@@ -1,14 +1,17 @@
-"""Matrices as a kernel sees them: strides, boundaries, and copies of those that it cannot read."""
+"""Matrices as a kernel sees them: strides, boundaries, and copies of those that it cannot read; and
+tensor maps, as Hopper's copy engine sees them."""
 
-from functools import lru_cache
+import ctypes
+from functools import cache, lru_cache
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace, name_of, on_device
 
-__all__ = ["MatrixLayout", "address_of", "bits", "layout", "padded"]
+__all__ = ["MAP", "MatrixLayout", "address_of", "bits", "layout", "padded", "tensor_map"]
 
 
 class MatrixLayout(NamedTuple):
@@ -90,3 +93,65 @@ def bits(x: Array) -> Array:
 def address_of(x: Array) -> int:
     """Where the first element of ``x`` lies, in the host's memory or the device's."""
     return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+
+
+# -- tensor maps ---------------------------------------------------------------------------------
+
+MAP = np.dtype([("opaque", "<u8", 16)])
+"""CUtensorMap of cuda.h."""
+
+_BOUNDARY = 64
+_TYPES = {"float16": 6, "bfloat16": 9}
+"""CUtensorMapDataType of cuda.h."""
+_HOW = 0, 3, 3, 0
+"""Of cuda.h: not interleaved, swizzled by 128 bytes, 256 bytes promoted to L2, 0 out of bounds."""
+_LIBRARY = "libcuda.so.1"
+
+
+@lru_cache(1024)
+def tensor_map(
+    dtype: str, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+) -> np.ndarray:
+    """A CUtensorMap, as an array of one element that a launch passes by value.
+
+    ``sizes`` and ``box`` count elements from the innermost dimension on, ``strides`` bytes from one
+    to the next in each further dimension. The box, which a copy takes, is 128 bytes wide and
+    swizzled (hopper.cuh); what lies outside the matrix reads as 0. A map holds these numbers and
+    nothing of the memory there: the same arguments get the same map. The driver makes it, called
+    where its library publishes the function: it wants room for the map on a boundary of 64 bytes,
+    which the bindings' own object does not have.
+    """
+    driver, rank = _driver(), len(sizes)
+    room = np.zeros(MAP.itemsize + _BOUNDARY, np.uint8)
+    begin = -room.ctypes.data % _BOUNDARY
+    made = room[begin : begin + MAP.itemsize].view(MAP)
+    matrix = (ctypes.c_uint64 * rank)(*sizes), (ctypes.c_uint64 * (rank - 1))(*strides)
+    taken = (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
+    result = driver.cuTensorMapEncodeTiled(
+        made.ctypes.data, _TYPES[dtype], rank, address, *matrix, *taken, *_HOW
+    )
+    if result:
+        raise KernelError(
+            f"the driver refuses (error {result}) a tensor map of {sizes} elements, strides "
+            f"{strides} bytes, box {box}, at {address:#x}: addresses and strides are multiples of "
+            f"16 bytes, strides below 2^40"
+        )
+    made.setflags(write=False)  # others get it too
+    return made
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    """The driver's library, its functions declared as in cuda.h."""
+    number, address, kind = ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int
+    arrays = map(ctypes.POINTER, (ctypes.c_uint64, ctypes.c_uint64, number, number))
+    types: list[Any] = [address, kind, number, address, *arrays, *[kind] * 4]
+    try:
+        found = ctypes.CDLL(_LIBRARY)
+        found.cuTensorMapEncodeTiled.argtypes = types
+    except (OSError, AttributeError) as error:
+        raise KernelError(
+            f"the NVIDIA driver's library {_LIBRARY} does not make tensor maps ({error}); install "
+            f"a driver of CUDA 12.0 (525) or later, or use kernel='mma_multistage'"
+        ) from None
+    return found
