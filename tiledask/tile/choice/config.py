@@ -89,12 +89,7 @@ def runs_on(least: str, capability: str) -> bool:
         return True
     if least.endswith("a"):
         return capability == least[:-1]
-    return _number(capability) >= _number(least)
-
-
-def _number(capability: str) -> tuple[int, ...]:
-    """Of which "10.0" is above "9.0", and what is unknown below all."""
-    return tuple(map(int, capability.split("."))) if capability else ()
+    return float(capability) >= float(least)
 
 
 # -- how each kernel tiles -------------------------------------------------------------------------
@@ -298,7 +293,7 @@ def occupancy(config: Config, device: Device | str) -> Occupancy:
         per_warp = -(-config.registers * 32 // 256) * 256
         found["registers"] = device.registers // 4 // per_warp * 4 // config.warps
     if device.shared_bytes and config.shared_bytes:
-        reserve = 1024 if _number(device.capability) >= (8, 0) else 0
+        reserve = 1024 if float(device.capability or 0) >= 8 else 0
         taken = -(-(config.shared_bytes + reserve) // 128) * 128
         fits = config.shared_bytes <= device.block_shared_bytes
         found["shared memory"] = device.shared_bytes // taken if fits else 0

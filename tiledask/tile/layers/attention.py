@@ -124,11 +124,6 @@ class Angles(NamedTuple):
     cos: Array
     sin: Array
 
-    @property
-    def back(self) -> "Angles":
-        """What turns them back: a rotation's transpose is its inverse."""
-        return Angles(self.cos, -self.sin)
-
 
 def rotary_angles(
     positions: Any,
@@ -177,8 +172,8 @@ def rotate(qkv: Array, angles: Angles, heads: Heads) -> Array:
 
 @rotate.grad
 def rotate_grad(dy: Array, angles: Angles, heads: Heads) -> Array:
-    """dqkv: dq and dk turned back."""
-    dx: Array = rotate.forward(dy, angles.back, heads)
+    """dqkv: dq and dk turned back, as a rotation's transpose is its inverse."""
+    dx: Array = rotate.forward(dy, Angles(angles.cos, -angles.sin), heads)
     return dx
 
 
