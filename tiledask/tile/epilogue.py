@@ -9,12 +9,12 @@ once. Others finish C where it lies, a piece at a time that stays in the cache.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiledask.tile.backend import Array, array_namespace
 
-__all__ = ["ACTIVATIONS", "PIECE_BYTES", "Epilogue", "activation_bytes", "gelu", "gelu_grad"]
+__all__ = ["PIECE_BYTES", "Epilogue", "activation_bytes", "gelu", "gelu_grad"]
 __all__ += ["pieces"]
 
 _SLOPE = math.sqrt(2 / math.pi)
@@ -66,9 +66,6 @@ def _tanh_part(x: Array) -> Array:
     return array_namespace(x).tanh(t, out=t) if t.ndim else array_namespace(x).tanh(t)
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"gelu": gelu}
-"""The functions that a product may end with, by name."""
-
 PIECE_BYTES = {"numpy": 2**17, "cupy": 2**24}
 """Bytes of the piece that is finished at a time: some of a core's second cache, of a GPU's L2."""
 
@@ -84,7 +81,7 @@ class Epilogue:
     alpha: float = 1.0  # The product is multiplied by it
     beta: float = 0.0  # What C held is multiplied by it and added; with 0 it is not read
     bias: Array | None = None  # [n] in the type that is summed in, added to every row
-    activation: str | None = None  # A name in `ACTIVATIONS`
+    activation: str | None = None  # Or "gelu"
     preactivation: Array | None = None  # Like C: receives what the activation is applied to
 
     @property
@@ -117,7 +114,7 @@ class Epilogue:
             if self.preactivation is not None:
                 self.preactivation[there] = piece
             if self.activation is not None:
-                piece[...] = ACTIVATIONS[self.activation](piece)
+                piece[...] = gelu(piece)
 
 
 def activation_bytes(m: int, n: int, itemsize: int, arrays: str = "numpy") -> int:

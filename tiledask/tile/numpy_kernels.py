@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledask.tile.backend import HALVES, Array, accumulator, array_namespace, name_of
-from tiledask.tile.epilogue import ACTIVATIONS, Epilogue
+from tiledask.tile.epilogue import Epilogue, gelu
 from tiledask.tile.gemm import gemm
 from tiledask.tile.levels import Tile, TileTraffic
 
@@ -40,7 +40,7 @@ def loops(a: np.ndarray, b: np.ndarray, out: np.ndarray, tile: None, epilogue: E
             if epilogue.preactivation is not None:
                 epilogue.preactivation[i, j] = total
             if epilogue.activation is not None:
-                total = float(ACTIVATIONS[epilogue.activation](np.float64(total)))
+                total = float(gelu(np.float64(total)))
             out[i, j] = total
 
 

@@ -14,12 +14,7 @@ from tiledask.tile.cuda.launch import launch
 from tiledask.tile.epilogue import Epilogue, activation_bytes
 from tiledask.tile.levels import Tile, TileTraffic, as_tile
 
-__all__ = ["Kernel", "KernelTable", "Run", "Sizes", "find", "kernels", "lookup", "meant"]
-
-Run = Callable[[Array, Array, Array, Any, Epilogue], TileTraffic | None]
-"""(a, b, out, tile, epilogue): writes what the epilogue makes of a @ b into out.
-
-The tile is one that the kernel is built for, or None."""
+__all__ = ["Kernel", "KernelTable", "Sizes", "find", "kernels", "lookup", "meant"]
 
 
 class Sizes(NamedTuple):
@@ -82,7 +77,8 @@ class Kernel:
     name: str
     arrays: str  # "numpy" or "cupy"
     dtypes: tuple[str, ...]
-    run: Run
+    run: Callable[[Array, Array, Array, Any, Epilogue], TileTraffic | None]
+    """(a, b, out, tile, epilogue): writes what the epilogue makes of a @ b into out."""
     workspace: Callable[[Sizes], int] = lambda sizes: 0
     """Bytes it allocates besides a, b, out and the rest of what it is given."""
     tile: Tile | None = None  # What it uses if none is given; None for a library's own
