@@ -1,8 +1,10 @@
-"""Golden values of choosing: steps, searches, advice, configurations, what is shipped, closed
-forms."""
+"""Golden values of choosing: steps, searches, advice, configurations, rows of the accuracy page,
+what is shipped, closed forms."""
 
 import json
 from typing import Any
+
+from oracles import published
 
 import tiledask as td
 from golden.plan import case_of, words
@@ -53,6 +55,14 @@ def exported(given: dict[str, Any]) -> Any:
     return {"text": text, "notes": len(found.notes), "read_back": again}
 
 
+def accuracy(given: dict[str, Any]) -> Any:
+    """[case, quantity, published, ours, whether it was fitted] of every row."""
+    group = next(each for each in published.groups() if each.name == given["source"])
+    return [
+        [row.case, row.quantity, row.published, row.ours, row.calibration] for row in group.rows
+    ]
+
+
 def of_file(given: dict[str, Any]) -> Any:
     """What a shipped file comes to: a model's parameters, a device's limits, a recipe's bytes."""
     name = given["name"]
@@ -83,6 +93,7 @@ SETS = (
     GoldenSet("searches_long", best, "slow"),
     GoldenSet("critiques", advice, "slow"),
     GoldenSet("configs", exported),
+    GoldenSet("accuracy", accuracy),
     GoldenSet("shipped", of_file),
     GoldenSet("closed_forms", values_of),
 )

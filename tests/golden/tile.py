@@ -37,14 +37,11 @@ def traffic(given: dict[str, Any]) -> Any:
     """Bytes that tiles load and store, and what kernels allocate beside."""
     extents, size = given["extents"], given["itemsize"]
     found = td.tile.traffic(*extents, tuple(given["tile"]), size, given["accumulate"])
-    large, larger = ([each * times for each in extents] for times in (8, 32))
-    workers = tuple(given["workers"])
-    level = td.tile.levels_of(*larger, "smem_tiled", "H200", workers=workers)["between workers"]
+    large = [8 * each for each in extents]
     hows: list[dict[str, Any]] = [{}, {"accumulate": True}]
     hows += [{"bias_itemsize": size, "activation": "gelu"}, {"out_itemsize": {2: 4}.get(size)}]
     return {
         "bytes": [found.a, found.b, found.c, found.tiles],
-        "between workers": [*level.tile, level.loaded],
         "workspace": {
             kernel: [td.tile.workspace(*large, size, kernel, **how) for how in hows]
             for kernel in ("blas", "tiled")

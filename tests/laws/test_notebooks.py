@@ -179,6 +179,11 @@ def surprises(cells: list[Cell]) -> Iterator[str]:
                 yield f"cell {i}: {shown} is written before the prediction of it"
 
 
+def test_the_course_has_a_core_and_few_units_more():
+    assert [path.name[:2] for path in NOTEBOOKS] == [f"{n:02}" for n in range(len(NOTEBOOKS))]
+    assert len(NOTEBOOKS) <= 22
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_keeps_its_shape(path):
     assert faults(nbformat.read(path, as_version=nbformat.NO_CONVERT)) == []
