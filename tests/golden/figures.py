@@ -97,8 +97,8 @@ SPREAD = {
 FIGURES: dict[str, Callable[[], Any]] = {
     "gantt": lambda: plots.gantt(pipeline(4, 8), pipeline(4, 8, 1.1, 2.3), titles=["a", "b"]),
     "gantt, 16 x 24": lambda: plots.gantt(pipeline(16, 24)),
-    "gantt, 8 x 32 in a V": lambda: plots.gantt(sweep.same_work("zb-v", 8, 32)),
     "gantt, a part": lambda: plots.gantt(sweep.same_work("zb-v", 8, 32), between=(10, 30)),
+    "gantt, 8 x 32 in a V": lambda: plots.gantt(sweep.same_work("zb-v", 8, 32)),
     "gantt, of many": lambda: plots.gantt(pipeline(2, 300)),
     "gantt, named": lambda: plots.gantt(EVERY_CAUSE, lanes=["one", "two", "three"]),
     "gantt, two at once": lambda: plots.gantt(Timeline.of(2, AT_ONCE)),
