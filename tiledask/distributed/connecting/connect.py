@@ -154,6 +154,7 @@ def _client(given: Any, security: Any, seconds: float) -> Client:
         check_client(given)
         return given
     where = str(getattr(given, "scheduler_address", given))
+    made: Any = None
     try:
         scheme, _, _ = where.rpartition("://")
         if scheme in ("", "tcp", "tls"):
@@ -164,9 +165,15 @@ def _client(given: Any, security: Any, seconds: float) -> Client:
                 there.settimeout(seconds)
                 if scheme != "tls" and not there.recv(1):
                     raise ConnectionError("the connection was closed")
-        return Client(given, security=security, set_as_default=False, timeout=seconds)
+        made = Client.__new__(Client)
+        made.__init__(given, security=security, set_as_default=False, timeout=seconds)
+        client: Client = made
+        return client
     # the last three are of what is no scheduler, or of one that encrypts
     except (OSError, ValueError, TypeError, MemoryError, AssertionError) as error:
+        # else it would close when it is collected, and if another starts just then wait for it
+        with suppress(Exception):
+            made.close(timeout=5)
         raise ClusterLostError(
             f"no scheduler answers at {where} within {seconds:g} s ({error}); start one "
             f"with 'dask scheduler', and give the address that it prints, as tcp://10.0.0.1:8786; "
