@@ -23,8 +23,10 @@ collect_ignore = [
 ]
 
 
-FIRST = ("20_run_the_pipeline", "test_tour", "test_connect", "test_cluster", "test_typed_readme")
-"""Files that take minutes: begun first, so that nobody waits for them at the end."""
+FIRST = ("test_tour", "test_connect", "test_cluster", "test_typed_readme", "test_matmul")
+FIRST += ("test_dashboard_cluster", "test_deadlines", "test_room", "test_interrupt")
+FIRST += ("16_convolutions", "17_expected_against_measured", "18_break_it_and_find_it")
+"""Files that take long with few tests: begun first, so that nobody waits for them at the end."""
 CPU_SECONDS = 3.0
 """What a test of make test may need: those that need more are named at the end."""
 
