@@ -1,10 +1,11 @@
 """Golden values of choosing: steps, searches, advice, configurations, rows of the accuracy page,
-what is shipped, closed forms."""
+what is shipped, diagnoses, closed forms."""
 
 import json
 from typing import Any
 
 from oracles import published
+from oracles.traces import recorded_traces
 
 import tiledask as td
 from golden.plan import case_of, words
@@ -42,6 +43,12 @@ def advice(given: dict[str, Any]) -> Any:
     }
 
 
+def relaxed(given: dict[str, Any]) -> Any:
+    asked = given["model"], given["cluster"], given["batch"]
+    found = td.sensitivity(*asked, sequence=given["sequence"])
+    return {each.limit: each.speedup for each in found}
+
+
 def exported(given: dict[str, Any]) -> Any:
     """The text, how many notes there are, and the layout that is read back from it."""
     (model, layout, _, recipe, sequence), _ = case_of(given)
@@ -77,6 +84,15 @@ def of_file(given: dict[str, Any]) -> Any:
     return dict(td.formulas.state_bytes(10**9, name, 0, 4))
 
 
+def diagnosis(given: dict[str, Any]) -> Any:
+    facts = td.diagnose(str(recorded_traces()[given["trace"]])).to_dict()
+    causes = sorted(facts["causes"], key=facts["causes"].get, reverse=True)[:2]
+    of_run = {"makespan": facts["makespan"], "idle": facts["idle_share"], "causes": causes}
+    found = {name: each["value"] for name, each in facts["findings"].items()}
+    kinds = found.keys() & {"devices", "microbatches", "schedule"}
+    return of_run | {name: found[name] for name in kinds}
+
+
 def values_of(given: dict[str, Any]) -> Any:
     found = {}
     for name, arguments in given.items():
@@ -92,8 +108,10 @@ SETS = (
     GoldenSet("searches", best),
     GoldenSet("searches_long", best, "slow"),
     GoldenSet("critiques", advice, "slow"),
+    GoldenSet("limits", relaxed, "slow"),
     GoldenSet("configs", exported),
     GoldenSet("accuracy", accuracy),
+    GoldenSet("diagnoses", diagnosis, "slow"),
     GoldenSet("shipped", of_file),
     GoldenSet("closed_forms", values_of),
 )
