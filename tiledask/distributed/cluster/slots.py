@@ -56,9 +56,11 @@ class Slots(SchedulerPlugin):
         self.clients: set[str] = set()
         self.page = False
         """Whether what collects for the dashboard's page was put there with this."""
-        place = lambda w: (w.host, isinstance(w.name, int) and w.name, w.address)  # noqa: E731
-        for each in sorted(scheduler.workers.values(), key=place):
-            self.add_worker(scheduler, each.address)
+        for *_, address in sorted(
+            (w.host, w.name if isinstance(w.name, int) else 0, w.address)
+            for w in scheduler.workers.values()
+        ):
+            self.add_worker(scheduler, address)
         scheduler.handlers["tiledask_slot"] = lambda address: self.slots[address]
         scheduler.handlers["tiledask_ready"] = self.ready
         scheduler.handlers["tiledask_clock"] = lambda: time()
@@ -177,13 +179,11 @@ class Equip(WorkerPlugin):
             # stacks are memory too: all threads that the worker is known to use start now, any
             # other gets a stack of 1 MiB instead of the system's 8
             threading.stack_size(2**20)
+            start = asyncio.get_running_loop().run_in_executor
             # asyncio's own pool looks up the addresses of peers
             for pool, size in ((worker.executors["default"], worker.state.nthreads), (None, 4)):
-                start, wait = (
-                    asyncio.get_running_loop().run_in_executor,
-                    threading.Barrier(size).wait,
-                )
-                await asyncio.gather(*(start(pool, wait) for _ in range(size)))
+                together = threading.Barrier(size).wait
+                await asyncio.gather(*(start(pool, together) for _ in range(size)))
             host_memory.cap_memory(self.cap)
         for name in _resources(slot):
             worker.state.total_resources[name] = worker.state.available_resources[name] = 1

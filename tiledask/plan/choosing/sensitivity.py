@@ -91,9 +91,10 @@ def sensitivity(
             continue
         if limit.startswith("devices"):  # other layouts, not only other numbers of these
             run, assumed, n, left_out = considered(model, other, global_batch, **options)
+            _, _, _, recipe, sequence = run
             few = n  # of the fastest alone memory is known, where enough of these fit
             if len(n["dp"]) > FASTEST:
-                of = model, other, Numbers(**n), run[3], run[4]
+                of = model, other, Numbers(**n), recipe, sequence
                 took = sum(step_parts(*of, **assumed).values())
                 fast = took <= np.partition(took, FASTEST)[FASTEST]
                 few = {name: column[fast] for name, column in n.items()}
