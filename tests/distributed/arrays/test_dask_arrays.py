@@ -226,8 +226,6 @@ def test_large_products_occupy_every_thread_evenly_and_the_long_side_is_read_onc
     assert tasks % threads == 0 or tasks > 32 * threads
     assert m != 10**6 or len(columns) == 1
     assert k != 10**6 or len(rows[0]) * len(columns) == 1
-    own = (*x.chunks, y.chunks[1])  # long sides stay as they lie, and one of the two moves once
-    assert ((*rows, panels, columns) == own) == (m != k or m != n)
 
 
 @pytest.fixture

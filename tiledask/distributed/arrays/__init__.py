@@ -5,6 +5,5 @@ array.py         ShardedArray, to_numpy
 creation.py      distribute, from_function, from_dask; they load products/matmul.py, for A @ B
 redistribute.py  from one placement to another: all_gather, reduce_scatter, all_to_all, ...
 recompute.py     parts of blocks that went down with their worker, made again
-hosts.py         ranks onto hosts: what goes between them
 digests.py       checksums of blocks, without a copy
 """

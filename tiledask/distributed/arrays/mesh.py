@@ -7,14 +7,15 @@ td.Mesh(cluster, (2, 4), names=("dp", "tp"))
     dp  0 [0][1][2][3]
         1 [4][5][6][7]
 
-On several hosts the ranks of one row share one, wherever it has as many slots.
+On several hosts the ranks of one row share one, if each has as many slots.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from tiledask.distributed.arrays.hosts import arranged, heaviest_first
+import numpy as np
+
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.errors import PlacementError
@@ -22,14 +23,18 @@ from tiledask.plan.whole import is_whole
 
 __all__ = ["Mesh"]
 
+HEAVY = {"tp": 0, "": 1, "pp": 2, "dp": 3}
+"""Axes of a training, the one that moves most first, and between them those of other names."""
+
 
 @dataclass(frozen=True)
 class Mesh:
     """Ranks 0..n-1 of ``cluster`` in row-major order on a grid of ``shape``, each in a slot.
 
-    Rank r is slot r on one host. On several, neighbours along the axis that moves most share a host
-    as far as there is room: along "tp", then axes of other names, the last first, then "pp", then
-    "dp". A Dask client, or a scheduler's address, is connected to (`tiledask.connect`).
+    Rank r is slot r on one host. On several, neighbours along the axis that moves most come after
+    each other, and so share a host if each has as many slots: along "tp", then axes of other names,
+    the last first, then "pp", then "dp". A Dask client, or a scheduler's address, is connected to
+    (`tiledask.connect`).
 
     ``names``: of the axes, if they have any: in a rank function ``rank.group("tp")`` has the ranks
     along one. ``slots``: the slot of each rank, if you choose it yourself. Raises PlacementError
@@ -64,7 +69,9 @@ class Mesh:
                 f"a mesh of shape {shape} takes {len(shape)} different names of its axes, or none; "
                 f"got {self.names!r}"
             )
-        at = tuple(self.slots) or arranged(cluster.hosts, shape, heaviest_first(len(shape), names))
+        at = tuple(self.slots) or range(ranks)
+        if not self.slots and len({*cluster.hosts}) > 1:
+            at = _within_hosts(shape, names)
         if not len({s for s in at if is_whole(s, 0, cluster.slots - 1)}) == len(at) == ranks:
             raise PlacementError(
                 f"slots says a slot of its own for each of the mesh's {ranks} ranks, from 0 to "
@@ -99,3 +106,16 @@ class Mesh:
 
     def __repr__(self) -> str:
         return f"Mesh({self})"
+
+
+def _within_hosts(shape: Sequence[int], names: Sequence[str]) -> tuple[int, ...]:
+    """The slot of each rank, those of neighbours along the heaviest axis one after the other.
+
+    >>> _within_hosts((1, 2, 2), ("dp", "tp", "pp")), _within_hosts((2, 2), ())
+    ((0, 2, 1, 3), (0, 1, 2, 3))
+    """
+    named = [*names, *[""] * (len(shape) - len(names))]
+    heavy = [HEAVY.get(name, HEAVY[""]) for name in named]
+    outward = sorted(range(len(shape)), key=lambda axis: (-heavy[axis], axis))
+    slots = np.arange(prod(shape)).reshape([shape[axis] for axis in outward])
+    return tuple(slots.transpose(np.argsort(outward)).ravel().tolist())

@@ -44,10 +44,6 @@ FINEST = 2**16
 """Parts of a dimension, and tasks, at most."""
 LONG = 8
 """How much longer than the others a side is that costs next to nothing to cut."""
-EVEN = 4
-"""Tasks for each thread, from which on it matters little if some threads have one less."""
-MANY = 32
-"""Parts of a dimension that need not be even: threads have several each."""
 FAN = 4
 """Panels that one task adds up."""
 
@@ -159,40 +155,28 @@ def _add(parts: list[Any], final: str) -> Any:
 
 
 def _plan(x: da.Array, y: da.Array, threads: int, limit: int, how: tuple[str, Any]) -> Chunks:
-    """Chunks of x's rows, the summed dimension and y's columns: those that there are, where these
-    fit and no more moves than if they were cut into others."""
+    """Chunks of x's rows, the summed dimension and y's columns: for each of the ``threads`` a task
+    or more, that fit. Whichever side of a task is the longest is cut, so the least moves [1]_; one
+    that is longer by far into more tasks than that: so less is held.
+
+    .. [1] Demmel et al., "Communication-optimal parallel recursive rectangular matrix
+       multiplication", IPDPS 2013.
+    """
     if (largest := max(prod(z.chunksize) * z.dtype.itemsize for z in (x, y))) > limit:
         raise DoesNotFitError(
             f"the largest block of x and y has {format_bytes(largest)}, a task may hold "
             f"{format_bytes(limit)}; rechunk to smaller blocks, or give memory_limit= a larger "
             f"number"
         )
-    most = max(ceil(2 * x.size * y.shape[1] / SMALL), (x.nbytes + y.nbytes) // LIGHT)
-    cut = _cut(x, y, min(threads, most), most, limit, how)
-    own = tuple(tuple(filter(None, chunks)) for chunks in (*x.chunks, y.chunks[1]))
-    several = EVEN * threads <= prod(map(len, own)) <= most and x.chunks[-1] == y.chunks[0]
-    if several and _held(own, x.dtype, how) <= limit and _moved(own, x, y) <= _moved(cut, x, y):
-        return own
-    return cut
-
-
-def _cut(
-    x: da.Array, y: da.Array, tasks: int, most: int, limit: int, how: tuple[str, Any]
-) -> Chunks:
-    """As many ``tasks``, or more, that fit: whichever side of a task is the longest is cut, so the
-    least moves [1]_; one that is longer by far into ``most`` tasks: so less is held.
-
-    .. [1] Demmel et al., "Communication-optimal parallel recursive rectangular matrix
-       multiplication", IPDPS 2013.
-    """
     m, (k, n), parts = prod(x.shape[:-1]), y.shape, [1, 1, 1]
+    most = max(ceil(2 * m * k * n / SMALL), (x.nbytes + y.nbytes) // LIGHT)
+    tasks = min(threads, most)
     while True:
         chunks, left = Chunks(), parts[0]
-        for extent, had in zip(x.shape[:-1], x.chunks, strict=False):  # the first ones first
-            chunks += (_even(extent, left, had),)
+        for extent in x.shape[:-1]:  # the first ones first
+            chunks += (_even(extent, left),)
             left = ceil(left / len(chunks[-1]))
-        panels = _even(k, parts[1], x.chunks[-1] if x.nbytes > y.nbytes else y.chunks[0])
-        chunks += panels, _even(n, parts[2], y.chunks[1])
+        chunks += _even(k, parts[1]), _even(n, parts[2])
         held, count = _held(chunks, x.dtype, how), prod(map(len, chunks))
         sides = m / parts[0], k / parts[1] / 2, n / parts[2]  # partial sums are written and read
         _, second, longest = sorted(sides)
@@ -209,13 +193,14 @@ def _cut(
         tasks = max(1, tasks // factor)
 
 
-def _moved(chunks: Chunks, x: da.Array, y: da.Array) -> int:
-    """Bytes that tasks receive, about: operands, to be rechunked too, and partial sums."""
-    *rows, panels, columns = chunks
-    c = prod(x.shape[:-1]) * y.shape[1] * accumulator(x.dtype).itemsize
-    of_x = x.nbytes * (len(columns) + ((*rows, panels) != x.chunks))
-    of_y = y.nbytes * (prod(map(len, rows)) + ((panels, columns) != y.chunks))
-    return int(of_x + of_y + 2 * (len(panels) - 1) * c)
+def _even(extent: int, parts: int) -> tuple[int, ...]:
+    """``extent`` in even parts.
+
+    >>> _even(10, 3), _even(2, 5)
+    ((3, 3, 4), (1, 1))
+    """
+    ends = np.arange(min(parts, extent) + 1) * extent // min(parts, extent)
+    return tuple(np.diff(ends).tolist())
 
 
 def _held(chunks: Chunks, dtype: np.dtype, how: tuple[str, Any]) -> int:
@@ -228,20 +213,6 @@ def _held(chunks: Chunks, dtype: np.dtype, how: tuple[str, Any]) -> int:
     multiplies = (tall + broad) * deep * itemsize + tile + max(work, rounded)
     adds = (1 + min(FAN, len(panels))) * tile + rounded if len(panels) > 1 else 0
     return int(max(multiplies, 2 * max(tall, broad) * deep * itemsize, adds))
-
-
-def _even(extent: int, parts: int, chunks: tuple[int, ...]) -> tuple[int, ...]:
-    """``extent`` in even parts; those that are many, or much longer than ``chunks``, end where
-    these do.
-
-    >>> _even(10, 3, (10,)), _even(10, 2, (2,) * 5)
-    ((3, 3, 4), (4, 6))
-    """
-    parts, edges = min(parts, extent), np.cumsum((0, *chunks))
-    ends = np.arange(parts + 1) * extent // parts
-    if max(chunks) * parts * (1 if parts >= MANY else 2) <= extent:
-        ends = edges[np.searchsorted((edges[1:] + edges[:-1]) / 2, ends)]
-    return tuple(np.diff(ends).tolist())
 
 
 def _active(x: da.Array, y: da.Array) -> tuple[int, int, str, int]:
