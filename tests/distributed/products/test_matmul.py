@@ -56,13 +56,10 @@ def on_grid(cluster, *arrays):
     return [td.distribute(x, mesh, GRID) for x in arrays]
 
 
-@pytest.fixture(params=["memory", "mixed", "comm"])
-def transport(request, cluster, monkeypatch):
-    """Every way to read another worker's blocks, whatever this machine would choose."""
-    if request.param == "memory" and blocks.transport_of(cluster) != "memory":
-        pytest.skip("workers cannot read each other's memory here")
-    monkeypatch.setattr(cluster, "transport", request.param)
-    with apart(cluster) if request.param == "mixed" else nullcontext():
+@pytest.fixture(params=[1, 2, 4])
+def hosts(request, cluster):
+    """Blocks are read from memory, as messages, or both."""
+    with apart(cluster, request.param) if request.param > 1 else nullcontext():
         yield request.param
 
 
@@ -167,8 +164,8 @@ def drawn(rng, name):
 @pytest.mark.few(3 * len(MOVING))
 @pytest.mark.parametrize("name", MOVING)
 @pytest.mark.parametrize("seed", range(12))
-def test_any_product_is_exact_counted_and_within_its_memory(cluster, transport, name, seed):
-    rng = random.Random(f"{transport} {name} {seed}")
+def test_any_product_is_exact_counted_and_within_its_memory(cluster, hosts, name, seed):
+    rng = random.Random(f"{hosts} {name} {seed}")
     for _ in range(3):
         *given, options = drawn(rng, name)
         assert product_of(cluster, *given, **options).made_by == name
@@ -183,7 +180,7 @@ def test_halves_are_summed_in_float32(cluster):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", MOVING)
 def test_transposed_operands_on_two_arrangements_of_the_ranks_are_not_copied(
-    cluster, name, transport
+    cluster, name, hosts
 ):
     a, b = integers((9, 14), 1), integers((9, 11), 2)
     X, B = on_grid(cluster, a, b)
@@ -206,17 +203,16 @@ def misalign(slot, key, dask_worker):
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", MOVING)
-def test_the_same_plan_gives_the_same_bits_by_every_transport(cluster, name, monkeypatch):
+def test_the_same_plan_gives_the_same_bits_however_blocks_are_read(cluster, name):
     rng = np.random.default_rng(7)
     a, b = on_grid(cluster, *(rng.standard_normal((130, 130), "f4") for _ in range(2)))
-    bits, known = set(), blocks.transport_of(cluster)
-    for way in [known, "comm", known, "comm", "mixed", known]:
-        monkeypatch.setattr(cluster, "transport", way)
-        with apart(cluster) if way == "mixed" else nullcontext():
+    bits = set()
+    for hosts in (1, 4, 1, 4, 2, 1):
+        with apart(cluster, hosts) if hosts > 1 else nullcontext():
             c = td.matmul(a, b, algorithm=name, panel=16 if name == "summa" else None)
             assert c.traffic.measured == c.traffic.predicted
             bits.add(td.to_numpy(c).tobytes())
-        if way == "mixed":
+        if hosts == 2:
             cluster.run(misalign, 1, str(b.blocks[1].key))
     assert len(bits) == 1
 

@@ -26,8 +26,8 @@ def ledger_of(
     """
     rows = []
     for rank in range(plan.ranks):
-        mine = _arrays(plan, rank, dtype, kernel, tile, transport)
-        if transport in ("comm", "mixed"):
+        mine = _arrays(plan, rank, dtype, kernel, tile)
+        if transport == "mixed":
             mine += _messages(plan, rank, dtype.itemsize, accumulator(dtype).itemsize)
         for moment in ("product", "sum") if plan.sums else ("product",):
             total = sum(row.bytes for row in mine if row.moment in (ALWAYS, moment))
@@ -36,15 +36,14 @@ def ledger_of(
     return Ledger.of(rows)
 
 
-def _arrays(
-    plan: ProductPlan, rank: int, dtype: Any, kernel: str, tile: Any, transport: str
-) -> list[Row]:
+def _arrays(plan: ProductPlan, rank: int, dtype: Any, kernel: str, tile: Any) -> list[Row]:
     size, panels = dtype.itemsize, plan.panels[rank]
     in_a, in_b, in_c = (
         prod(t.block_shape(t.coordinates[rank])) * size for t in (plan.a, plan.b, plan.result)
     )
     m, n, _ = plan.extents(rank)
-    wide = summed_in(dtype, lookup(kernel).arrays, len(panels), bool(plan.sums)).itemsize
+    arrays = lookup(kernel).arrays
+    wide = summed_in(dtype, arrays, len(panels), bool(plan.sums)).itemsize
     depth = max((panel.size for panel in panels), default=0)
     work = 0
     if min(m, n, depth):
@@ -64,7 +63,7 @@ def _arrays(
     if wide != size and not plan.sums:
         rows.append(("rounded C", "product", in_c, extent))
     if plan.sums:
-        some = SUM_BYTES[transport]
+        some = SUM_BYTES[arrays]
         others = min(some, max((p.size for p in plan.summed[rank]), default=0) * wide)
         held = in_c // size * wide + (in_c if wide != size else 0)
         rows += [
@@ -84,7 +83,7 @@ def _messages(plan: ProductPlan, rank: int, size: int, wide: int) -> list[Row]:
         sent = (max((p.size for p in mine if p.source == rank), default=0) for mine in pieces)
         total = 2 * (sum(sent) + max((p.size for p in pieces[rank]), default=0)) * each
         if moment == "sum":
-            total = min(total, SUM_BYTES["comm"] * plan.ranks * 2)
+            total = min(total, SUM_BYTES["numpy"] * plan.ranks * 2)
         if total:
             rows.append(Row(rank, "messages", moment, total, words))
     return rows

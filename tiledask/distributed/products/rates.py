@@ -9,7 +9,7 @@ import numpy as np
 from dask.system import CPU_COUNT
 
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.transport.blocks import Reader, lend_array, lending, transport_of
+from tiledask.distributed.transport.blocks import Reader, lend_array, lending
 from tiledask.distributed.transport.tickets import Ticket
 from tiledask.plan.products.cost import MachineRates
 from tiledask.tile import accumulator, as_dtype
@@ -33,11 +33,11 @@ def rates_of(cluster: Cluster, dtype: Any) -> MachineRates:
 
 
 def _measure(cluster: Cluster, dtype: str) -> MachineRates:
-    backend, transport = cluster.backend, transport_of(cluster)
+    backend = cluster.backend
     with lending(cluster) as lender:
         tickets = cluster.run(_prepare, lender.name, backend)
         neighbours = enumerate([*tickets[1:], tickets[0]])
-        given = {slot: (lender.name, transport, of, dtype, backend) for slot, of in neighbours}
+        given = {slot: (lender.name, of, dtype, backend) for slot, of in neighbours}
         jobs = cluster.submit_all(_try, given, name="measure_rates")
         found = cluster.gather(jobs, "measuring rates", 60.0, cancel=True)
         lender.end()
@@ -56,9 +56,9 @@ def _prepare(name: str, backend: str, dask_worker: Any) -> Ticket:
     return lend_array(name, namespace(backend).zeros((_ROWS, _ROW), np.uint8), dask_worker)
 
 
-def _try(exchange: str, transport: str, ticket: Ticket, dtype: str, backend: str) -> dict[str, Any]:
+def _try(exchange: str, ticket: Ticket, dtype: str, backend: str) -> dict[str, Any]:
     """Seconds and rates of one worker, while the others do the same."""
-    reader = Reader(exchange, transport, ())
+    reader = Reader(exchange, ())
     xp, wide = namespace(backend), accumulator(as_dtype(dtype))
     buffer = xp.ones(_ROWS * _ROW, np.uint8)
     synchronize(buffer)

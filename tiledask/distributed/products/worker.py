@@ -26,7 +26,7 @@ from tiledask.distributed.products.panels import (
     place_in,
     prefetched,
 )
-from tiledask.distributed.transport.blocks import Lender, Reader, Span
+from tiledask.distributed.transport.blocks import Lender, Reader
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product_plan import AHEAD, ProductPanel, ProductPlan
@@ -37,7 +37,7 @@ from tiledask.tile.backend import namespace, synchronize
 
 __all__ = ["SUM_BYTES", "moves", "product_stages", "reads_of", "run_stages", "summed_in"]
 
-SUM_BYTES = {"memory": 2**20, "mixed": 2**20, "comm": 2**20, "ipc": 2**25}
+SUM_BYTES = {"numpy": 2**20, "cupy": 2**25}
 """Bytes of a partial sum that are fetched at a time for the sum: they stay in cache."""
 _ALIGN = 64
 """Bytes: pieces in a buffer begin where a line of the cache does."""
@@ -124,7 +124,6 @@ class _Call(NamedTuple):
     """What ranks need to know of one product."""
 
     exchange: str
-    transport: str
     tickets: dict[tuple[str, int], Ticket]
     """By (array, rank), of the blocks that a rank reads."""
     kernel: str
@@ -156,7 +155,7 @@ def run_stages(
         for rank, (slot, work) in enumerate(zip(slots, works, strict=True)):
             reads = sorted({(array, piece.source) for array, piece in work.reads()})
             held = {(array, source): lent[array][1][source] for array, source in reads}
-            call = _Call(lender.name, lender.transport, held, *how)
+            call = _Call(lender.name, held, *how)
             own = [mine[rank] for mine, _ in lent.values()]
             kept = [anchor_of(cluster, lent[array][0][source]) for array, source in reads]
             args[slot] = dumps((work, call)), *own, *kept
@@ -193,8 +192,8 @@ class _Rank:
         self.work, self.call, self.own = work, call, own
         lent = (self._lent(name, piece) for name, piece in work.reads())
         parts = [(ticket.key, ticket.slot, ends) for ticket, ends in lent]
-        self.reader = Reader(call.exchange, call.transport, parts)
-        self.spans = self.reader.facts.spans
+        self.reader = Reader(call.exchange, parts)
+        self.spans = self.reader.spans
         # not a method: a circle of references would keep the blocks until Python looks for circles
         more = {"more": partial(_counted, work, self.reader)} if call.on_page else {}
         self.reporter = Reporter(call.exchange, work.rank, len(work.panels), **more)
@@ -233,12 +232,12 @@ class _Rank:
                 self.reader.check()
                 begun, adds = time(), bool(number or work.addends)
                 if size:
-                    self.spans.append(Span("wait", asked, begun))
+                    self.spans.append(("wait", number, asked, begun))
                 loaded += multiply_pieces(
                     a, b, self.c, work.region, work.strips, call.kernel, call.tile, adds
                 )
                 del a, b  # on a GPU they are memory that the next panel takes
-                self.spans.append(Span("multiply", begun, time()))
+                self.spans.append(("multiply", number, begun, time()))
                 self.reporter.one_more()
         if work.panels or "partial" not in work.tilings:
             self.reader.facts.tiles.append(TileCount.of(loaded))
@@ -265,7 +264,7 @@ class _Rank:
     def _sum(self) -> None:
         """Add up the partial sums, in their order; others' some rows at a time."""
         work, begun_regions, size = self.work, set[Region](), self.c.itemsize
-        at_a_time = SUM_BYTES[self.call.transport] // size
+        at_a_time = SUM_BYTES[work.backend] // size
         others = (
             min(piece.size, max(at_a_time, region_size(piece.region[1:]))) * size
             for piece in work.addends
@@ -287,16 +286,14 @@ class _Rank:
                     there[...] = part
                 finish(self.c)  # the next rows take their place
             begun_regions.add(piece.region)
-            self.spans.append(Span("sum", begun, time()))
+            self.spans.append(("sum", 0, begun, time()))
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         backend = self.work.backend
         return (host_memory if backend == "numpy" else namespace(backend)).empty(shape, dtype)
 
     def _buffer(self, nbytes: int) -> Any:
-        """Bytes to read into; None where messages bring their own."""
-        if self.work.backend == "numpy" and self.call.transport == "comm":
-            return None
+        """Bytes to read into."""
         made = self._empty((nbytes,), np.dtype(np.uint8))
         synchronize(made)  # what the GPU did with this memory before: copies do not wait for it
         return made
@@ -304,12 +301,8 @@ class _Rank:
 
 def _counted(work: RankWork, reader: Reader) -> tuple[list[Any], dict[str, Any]]:
     """(spans since the last report, bytes received and held): for the dashboard's page."""
-    facts, delay = reader.facts, now() - time()
-    first, facts.reported = facts.reported, len(facts.spans)
-    panel = sum(span.kind == "multiply" for span in facts.spans[:first]) - 1
-    spans = []
-    for each in facts.spans[first : facts.reported]:
-        panel += each.kind == "multiply"
-        spans.append((work.rank, each.kind, panel, each.start + delay, each.stop + delay))
-    received = sum(nbytes for _, nbytes in facts.reads)
+    delay, new = now() - time(), reader.spans[:]
+    del reader.spans[: len(new)]
+    spans = [(work.rank, kind, n, start + delay, stop + delay) for kind, n, start, stop in new]
+    received = sum(nbytes for _, nbytes in reader.facts.reads)
     return spans, {"received": received, "peak": host_memory.peak_bytes(work.backend)}

@@ -6,8 +6,8 @@
     token: still lent?     <-------------      a GPU      to another's (tile/ipc.py)
                                                a message  by Dask: all others
 
-    "memory"   on one host, CPUs             "mixed"    on several hosts, some workers on one
-    "ipc"      on GPUs                       "comm"     all by messages
+    "memory"   on one host, CPUs             "mixed"    on several hosts
+    "ipc"      on GPUs
 
 A read from memory takes the token along, after the data, and a copy from GPU to GPU looks at it
 when it is done: if the owner took the block back or died, the token differs, and what was read is
@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -63,20 +62,14 @@ PATIENCE = 30.0
 
 _WORDS = {
     "memory": "are read from memory to memory, or go as messages where the kernel forbids that",
-    "mixed": "are read from memory to memory where workers can, else go as messages: workers are "
-    "on several hosts, and on one host read each other's memory",
+    "mixed": "are read from memory to memory where workers share a host, else go as messages",
     "ipc": "are copied from GPU to GPU, or go as messages through host memory where CUDA cannot",
-    "comm": "go as messages: workers are on hosts of their own",
 }
 
 
-class Span(NamedTuple):
-    """Something that a rank did, on its worker's clock."""
-
-    kind: str
-    """"multiply", "read", "wait" (for a panel), or "sum"."""
-    start: float
-    stop: float
+Span = tuple[str, int, float, float]
+"""What a rank did, "multiply", "read", "wait" (for a panel) or "sum"; of which panel; and when it
+began and ended, on its worker's clock."""
 
 
 @dataclass
@@ -85,11 +78,8 @@ class Facts:
 
     reads: list[tuple[int, int]] = field(default_factory=list)
     """(source slot, bytes) of every piece that was read."""
-    spans: list[Span] = field(default_factory=list)
     tiles: list[TileCount | None] = field(default_factory=list)
     """What the kernel of every task that multiplied loaded; None where that is not counted."""
-    reported: int = 0
-    """Of the spans, how many the dashboard's page has."""
 
 
 @dataclass
@@ -120,7 +110,6 @@ class Lender:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.name = cluster, f"exchange-{secrets.token_hex(8)}"
-        self.transport = transport_of(cluster)
         self.ends: Call = end_exchange, (self.name,)
         """What `end` has every worker do, once all are closed."""
 
@@ -142,7 +131,7 @@ class Lender:
 
     def close(self) -> None:
         """Return when no slot has memory of another's GPU open."""
-        if self.transport == "ipc":
+        if self.cluster.backend == "cupy":
             with contextlib.suppress(DeadlineError):  # of one that is frozen: it is asked again
                 self.cluster.run(_close, self.name, timeout=20.0)
 
@@ -161,14 +150,9 @@ def lending(cluster: Cluster) -> Iterator[Lender]:
 
 def transport_of(cluster: Cluster) -> str:
     """How its blocks are read, by the name that is drawn above."""
-    if not cluster.transport:
-        hosts = len({*cluster.hosts})
-        cluster.transport = "memory" if hosts == 1 else "mixed"
-        if cluster.backend == "cupy":
-            cluster.transport = "ipc"
-        elif sys.platform != "linux" or hosts == cluster.slots > 1:
-            cluster.transport = "comm"
-    return cluster.transport
+    if cluster.backend == "cupy":
+        return "ipc"
+    return "memory" if len({*cluster.hosts}) == 1 else "mixed"
 
 
 def said_of(cluster: Cluster) -> str:
@@ -256,11 +240,11 @@ class Reader:
     from Dask, and making a Reader may raise Reschedule (see recompute.py).
     """
 
-    def __init__(self, exchange: str, transport: str, parts: Iterable[Wanted]) -> None:
-        self.exchange, self.transport = exchange, transport
+    def __init__(self, exchange: str, parts: Iterable[Wanted]) -> None:
+        self.exchange = exchange
         self.worker, self.task = get_worker(), thread_state.key
         self.loans = exchanges.get(exchange) or Loans()
-        self.facts = self.loans.facts
+        self.facts, self.spans = self.loans.facts, list[Span]()
         self.recovered: dict[Wanted, Any] = {}
         if exchange not in exchanges or self.task in _failed:
             self.recovered = recovered(self.task, parts)
@@ -280,9 +264,8 @@ class Reader:
         """A part of a block, laid into the bytes of ``buffer`` in the order its owner has it.
 
         ``ends``: (start, stop) per dimension. ``buffer`` is uint8, on the GPU if the block is on
-        one, and nothing that was begun there still uses it. A message ("comm") in host memory
-        brings its own, and ``buffer`` is left alone. Raises LoanLostError if the block is not
-        lent any more.
+        one, and nothing that was begun there still uses it; what comes as a message to host memory
+        leaves it alone. Raises LoanLostError if the block is not lent any more.
         """
         ((_, part),) = self.read_by_rows(ticket, ends, buffer, rows=None)
         return part
@@ -299,28 +282,25 @@ class Reader:
             return
         if not ticket.token:
             raise LoanLostError(f"slot {ticket.slot} had lost {ticket.key} before it could lend it")
-        opened = None if self.transport == "comm" else self.loans.opened
         (start, stop), total = ends[0] if ends else (0, 1), 0
         for first in range(start, stop, rows or max(1, stop - start)):
             self.check()
             begun, some = time(), ends
             if rows and ends:
                 some = ((first, min(first + rows, stop)), *ends[1:])
-            part = read_part(self.worker, self.exchange, ticket, some, buffer, opened)
+            part = read_part(self.worker, self.exchange, ticket, some, buffer, self.loans.opened)
             total += part.nbytes
-            self.facts.spans.append(Span("read", begun, time()))
+            self.spans.append(("read", 0, begun, time()))
             yield first - start, part
         self.facts.reads.append((ticket.slot, total))
 
 
 def read_part(
-    worker: Any, exchange: str, ticket: Ticket, ends: Region, buffer: Any, opened: ipc.Opened | None
+    worker: Any, exchange: str, ticket: Ticket, ends: Region, buffer: Any, opened: ipc.Opened
 ) -> Any:
-    """A part of a block: from its owner's memory or GPU into ``buffer``, else by Dask.
-
-    ``opened``: what is open of others' GPU memory; None takes nothing but messages.
-    """
-    if opened is not None and ticket.host == this_host() and ticket.pid not in _refused:
+    """A part of a block: from its owner's memory or GPU (``opened``: what is open of others') into
+    ``buffer``, else by Dask."""
+    if ticket.host == this_host() and ticket.pid not in _refused:
         try:
             if ticket.pointer:
                 return read_memory(ticket, ends, buffer)
