@@ -13,12 +13,10 @@ import weakref
 
 import numpy as np
 import pytest
-from distributed import Reschedule
 from oracles.waiting import wait_until
 from twins.by_hand import ByHand
 
 import tiledask as td
-from tiledask.distributed.arrays import recompute
 from tiledask.distributed.deadlines import GRACE, LAST, bounded, keep_interrupts, left_of, until
 from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.tile.datasets import load_text
@@ -147,32 +145,6 @@ def test_a_call_that_finds_a_slot_frozen_ends_in_time_and_names_it(cluster, name
     assert f" {SECONDS:g} s" in str(caught.value)
     assert time.monotonic() - begun - SECONDS < INNER  # 0.3 on a quiet machine
     CALLS[name](cluster, A, tmp_path, LONG)  # nothing of it is left
-
-
-def stands_aside(key, slot):
-    """Asks for a part of a block, as a task that is cancelled right after; the worker keeps what
-    it raised."""
-    step, recompute._STEP = recompute._STEP, 0.0
-    try:
-        recompute.recovered("cancelled", [(key, slot, ((0, 2), (0, 2)))])
-    except Reschedule as error:
-        sys.kept_by_a_test = error
-        time.sleep(0.5)  # until the scheduler has heard of it
-        return "stood aside"
-    finally:
-        recompute._STEP = step
-
-
-@pytest.mark.cluster
-def test_what_a_cancelled_task_asked_for_is_let_go(cluster):
-    def asked(dask_scheduler):
-        return [key for key in dask_scheduler.tasks if str(key).startswith("lost_part")]
-
-    array = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (2,)), [td.Shard(0)])
-    task = cluster.submit(1, stands_aside, array.blocks[0].key, 0)
-    assert cluster.wait([task], "a task") is None
-    assert task.result() == "stood aside"
-    wait_until(lambda: not cluster.client.run_on_scheduler(asked), "what it asked for to go")
 
 
 @pytest.mark.cluster

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from distributed import KilledWorker
 
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.transport.tickets import LoanLostError
 from tiledask.errors import ClusterLostError, DeadlineError
 
 __all__ = ["retry_lost"]
@@ -32,7 +33,8 @@ def retry_lost(
     """What ``attempt(number, seconds left)`` returns, called again when a worker was lost in it.
 
     Raises what it raises otherwise: ClusterLostError where the cluster is closed, a task is named
-    that ends its worker each time, no time is left, or it was lost ten times in the same ``state``.
+    that ends its worker each time, what it needs cannot be made again, no time is left, or it was
+    lost ten times in the same ``state``.
     """
     deadline, last, losses = time.monotonic() + seconds, None, 0
     for number in count():
@@ -48,8 +50,9 @@ def retry_lost(
                     f"memory than there is, or native code that it calls crashes. Look at the "
                     f"workers' output, give it less at a time, or call its functions by themselves"
                 ) from lost
-            if isinstance(lost.__cause__, KilledWorker) or time.monotonic() >= deadline:
-                raise  # whose task that was is known; or it is too late
+            known = isinstance(lost.__cause__, KilledWorker | LoanLostError)
+            if known or time.monotonic() >= deadline:
+                raise  # whose task that was is known, or what is lost for good; or it is too late
             try:
                 cluster.wait_for_slots(slots, max(0.0, deadline - time.monotonic()))
             except DeadlineError:

@@ -15,11 +15,16 @@ from oracles.waiting import wait_until
 import tiledask as td
 from tiledask import Replicate, Shard
 from tiledask.distributed.cluster import counters
-from tiledask.distributed.cluster.counters import TO_MAKE_AGAIN
 from tiledask.distributed.cluster.tasks import slot_on
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import blocks
-from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
+from tiledask.errors import (
+    ClusterLostError,
+    DeadlineError,
+    DoesNotFitError,
+    KernelError,
+    PlacementError,
+)
 from tiledask.plan.products.product import algorithms
 from tiledask.plan.products.product_plan import AHEAD, RUNTIME
 
@@ -79,15 +84,21 @@ def test_tile_bytes_are_counted_by_the_kernel_that_ran_on_the_worker(cluster, al
     assert multiply(cluster, (2, 2), m, k, n, **options).tiles == c.tiles
 
 
-def test_results_that_are_lost_later_are_made_again(cluster):
+def test_a_product_that_goes_with_a_worker_is_named_and_its_operands_multiply_again(cluster):
     a, b = integers((40, 40), 1), integers((40, 40), 2)
     A, B = on_grid(cluster, a, b)
     made = [td.matmul(A, B, algorithm=name) for name in ("summa", "row_parallel", "2.5d")]
-    moved = [td.redistribute(c, [Replicate()] * c.mesh.ndim) for c in made]
-    del A, B, made  # nobody wants the operands any more: they have to be made again, too
+    made += [td.redistribute(A, [Replicate(), Replicate()])]
     os.kill(cluster.run(os.getpid)[0], signal.SIGKILL)
-    for c in moved:
-        np.testing.assert_array_equal(td.to_numpy(c, timeout=240), a @ b)
+    for c in made:
+        for use in (
+            td.to_numpy,
+            lambda c: c @ c,
+            lambda c: td.redistribute(c, [Shard(0)] * c.mesh.ndim),
+        ):
+            with pytest.raises(ClusterLostError, match="make its array again"):
+                use(c)
+    np.testing.assert_array_equal(td.to_numpy(A @ B), a @ b)
 
 
 def test_measured_memory_stays_within_the_prediction(cluster):
@@ -179,9 +190,7 @@ def test_halves_are_summed_in_float32(cluster):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", MOVING)
-def test_transposed_operands_on_two_arrangements_of_the_ranks_are_not_copied(
-    cluster, name, hosts
-):
+def test_transposed_operands_on_two_arrangements_of_the_ranks_are_not_copied(cluster, name, hosts):
     a, b = integers((9, 14), 1), integers((9, 11), 2)
     X, B = on_grid(cluster, a, b)
     rows = td.distribute(a, td.Mesh(cluster, (4,)), [Shard(0)])
@@ -218,14 +227,12 @@ def test_the_same_plan_gives_the_same_bits_however_blocks_are_read(cluster, name
 
 
 def left_behind(cluster):
-    """Per slot: (exchanges, threads that fetch, tasks that run, results in Dask's memory) of
-    operations; anchors are empty and stay with their array."""
+    """Per slot: (exchanges, threads that fetch, tasks that run, results in Dask's memory)."""
 
     def state(dask_worker):
         fetching = [each for each in threading.enumerate() if each.name.startswith("fetch")]
-        results = [key for key in dask_worker.data if TO_MAKE_AGAIN not in str(key)]
         running = dask_worker.state.executing_count
-        return len(blocks.exchanges), len(fetching), running, len(results)
+        return len(blocks.exchanges), len(fetching), running, len(dask_worker.data)
 
     return cluster.run(state)
 

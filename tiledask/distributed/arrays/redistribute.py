@@ -11,7 +11,7 @@ from itertools import pairwise
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators, placements_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.products.worker import moves, reads_of, run_stages
+from tiledask.distributed.products.worker import call_again, moves, reads_of, run_stages
 from tiledask.distributed.transport.blocks import lending
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.traffic import Traffic, collective, redistribution, traffic_of
@@ -44,21 +44,18 @@ def redistribute(
     predicted = sum(moved, Traffic.of(ranks)).on(cluster.hosts, at)
     name_of_tasks, type_of = name.replace("none", "no_move"), (array.dtype.name, cluster.backend)
     stages = [(name_of_tasks, moves(*plan, *type_of)) for plan in plans]
-    cluster.wait(array.blocks, f"the blocks of {array!r}", timeout)
-    with lending(cluster) as lender:
-        first = [lender.lends([array.blocks])]
-        with counting(cluster, timeout, first, [lender.ends]) as counted:
-            lent = {"partial": (array.blocks, [counted.first[slot][0][0] for slot in at])}
-            blocks = run_stages(lender, at, stages, lent, f"{name} of {array!r}", timeout)
-    return ShardedArray(
-        array.mesh,
-        target,
-        array.dtype,
-        tuple(blocks),
-        name,
-        Both(predicted, counted.moved(cluster.slots, reads_of(counted))),
-        seconds=counted.seconds,
-    )
+
+    def move() -> ShardedArray:
+        with lending(cluster) as lender:
+            first = [lender.lends([array.blocks])]
+            with counting(cluster, timeout, first, [lender.ends]) as counted:
+                lent = {"partial": (array.blocks, [counted.first[slot][0][0] for slot in at])}
+                blocks = run_stages(lender, at, stages, lent, f"{name} of {array!r}", timeout)
+        moved = Both(predicted, counted.moved(cluster.slots, reads_of(counted)))
+        made = array.mesh, target, array.dtype, tuple(blocks), name, moved
+        return ShardedArray(*made, seconds=counted.seconds)
+
+    return call_again([array], f"the blocks of {array!r}", timeout, move)
 
 
 def _reduced(source: Tiling, target: Tiling) -> Tiling | None:

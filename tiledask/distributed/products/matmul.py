@@ -9,6 +9,7 @@ transport/        parts of blocks from worker to worker         memory, messages
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
@@ -20,7 +21,12 @@ from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.products.explain import Choice, Explanation, ProductQuestion, refusal
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
-from tiledask.distributed.products.worker import product_stages, reads_of, run_stages
+from tiledask.distributed.products.worker import (
+    call_again,
+    product_stages,
+    reads_of,
+    run_stages,
+)
 from tiledask.distributed.transport.blocks import lending, said_of, transport_of
 from tiledask.errors import PlacementError
 from tiledask.plan.products.product import algorithms, moves_nothing
@@ -73,9 +79,10 @@ def matmul(
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
     what the workers counted, ``C.tiles`` the bytes that their tile kernels loaded (None for BLAS,
     which cannot be looked into); if a worker that is done does not say so, what was counted is
-    None, with a warning. If a worker dies, what it had is made again, with the same bits. Raises
-    PlacementError for shapes, dtypes or placements that do not multiply, DeadlineError after
-    ``timeout`` seconds (default 300): A and B stay as they are.
+    None, with a warning. If a worker dies meanwhile, what it had is made again, with the same bits.
+    Raises PlacementError for shapes, dtypes or placements that do not multiply, DeadlineError after
+    ``timeout`` seconds (default 300): A and B stay as they are; ClusterLostError for an operand
+    that was itself a product, or redistributed, and went with a worker since: make it again.
     """
     if (multiply_others := _of_other_arrays(a, b)) is not None:
         given: dict[str, Any] = {"algorithm": algorithm, "panel": panel, "tile": tile}
@@ -91,9 +98,8 @@ def matmul(
     question = _question(a, b, kernel, algorithm, panel, tile)
     if algorithm is None and moves_nothing(a.tiling, b.tiling):
         question = replace(question, algorithm="local")
-    elif algorithm is None:  # one algorithm's time is worth no measuring
-        question = replace(question, rates=rates_of(a.mesh.cluster, a.dtype))
-    return _multiply(a, b, question, memory_limit, progress, timeout)
+    multiply = partial(_multiply, a, b, question, memory_limit, progress, timeout)
+    return call_again([a, b], f"the operands of {a.shape} @ {b.shape}", timeout, multiply)
 
 
 def explain(
@@ -201,9 +207,10 @@ def _multiply(
     progress: Progress,
     timeout: float | None,
 ) -> ShardedArray:
-    """C, once its ranks are done, with what was predicted and what the workers counted."""
+    """C of operands that are there, with what was predicted and what the workers counted."""
     cluster, slots, arrays = a.mesh.cluster, a.mesh.at, [a.blocks, b.blocks]
-    cluster.wait([*a.blocks, *b.blocks], f"the operands of {a.shape} @ {b.shape}", timeout)
+    if question.algorithm is None:  # one algorithm's time is worth no measuring
+        question = replace(question, rates=rates_of(cluster, a.dtype))
     with lending(cluster) as lender:
         first = [lender.lends(arrays), asks_room(cluster, arrays)]
         with counting(cluster, timeout, first, [lender.ends]) as counted:
@@ -226,8 +233,8 @@ def _multiply(
                 of_a, of_b = zip(*(tickets[slot] for slot in slots), strict=True)
                 lent = {"A": (a.blocks, of_a), "B": (b.blocks, of_b)}
                 stages = product_stages(choice.plan, a.dtype.name, cluster.backend)
-                how = question.kernel, question.tile, on_page
-                made = run_stages(lender, slots, stages, lent, what, timeout, how)
+                how = {"kernel": question.kernel, "tile": question.tile, "on_page": on_page}
+                made = run_stages(lender, slots, stages, lent, what, timeout, **how)
     mesh, result = a.mesh, choice.plan.result
     if result.mesh != mesh.shape:
         mesh = Mesh(cluster, result.mesh, slots=slots)

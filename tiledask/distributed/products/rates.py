@@ -58,7 +58,7 @@ def _prepare(name: str, backend: str, dask_worker: Any) -> Ticket:
 
 def _try(exchange: str, ticket: Ticket, dtype: str, backend: str) -> dict[str, Any]:
     """Seconds and rates of one worker, while the others do the same."""
-    reader = Reader(exchange, ())
+    reader = Reader(exchange)
     xp, wide = namespace(backend), accumulator(as_dtype(dtype))
     buffer = xp.ones(_ROWS * _ROW, np.uint8)
     synchronize(buffer)

@@ -5,20 +5,21 @@ sum        C = sum of the ranks' partial sums          where k is shared out, in
 move       C = the pieces of another tiling            what `redistribute` does
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pickle import dumps, loads
 from time import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from distributed import Future
 
-from tiledask.distributed.arrays.recompute import anchor_of
+from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.cluster.counters import Counted
 from tiledask.distributed.cluster.progress import Reporter
+from tiledask.distributed.deadlines import seconds_of
 from tiledask.distributed.products.panels import (
     Held,
     finish,
@@ -26,8 +27,10 @@ from tiledask.distributed.products.panels import (
     place_in,
     prefetched,
 )
+from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.transport.blocks import Lender, Reader
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
+from tiledask.errors import ClusterLostError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product_plan import AHEAD, ProductPanel, ProductPlan
 from tiledask.plan.products.regions import Region, around, ends_within, extents_of, region_size
@@ -35,7 +38,10 @@ from tiledask.plan.products.traffic import Piece
 from tiledask.tile import TileCount, TileTraffic, accumulator, as_dtype
 from tiledask.tile.backend import namespace, synchronize
 
-__all__ = ["SUM_BYTES", "moves", "product_stages", "reads_of", "run_stages", "summed_in"]
+__all__ = ["SUM_BYTES", "call_again", "moves", "product_stages", "reads_of", "run_stages"]
+__all__ += ["summed_in"]
+
+T = TypeVar("T")
 
 SUM_BYTES = {"numpy": 2**20, "cupy": 2**25}
 """Bytes of a partial sum that are fetched at a time for the sum: they stay in cache."""
@@ -72,6 +78,13 @@ class RankWork(NamedTuple):
     dtypes: tuple[str, str, str]
     """Of the operands, of the sum, and of C as it is left."""
     backend: str
+    kernel: str = "blas"
+    tile: Any = None
+    on_page: bool = False
+    """Whether the dashboard's page shows how far it is."""
+    exchange: str = ""
+    tickets: Mapping[tuple[str, int], Ticket] = {}
+    """By (array, rank), of the blocks that it reads."""
 
     def reads(self) -> Iterator[tuple[str, Piece]]:
         """(array, piece) of all that it reads of other ranks' blocks."""
@@ -120,18 +133,6 @@ def moves(
     return made
 
 
-class _Call(NamedTuple):
-    """What ranks need to know of one product."""
-
-    exchange: str
-    tickets: dict[tuple[str, int], Ticket]
-    """By (array, rank), of the blocks that a rank reads."""
-    kernel: str
-    tile: Any
-    on_page: bool
-    """Whether the dashboard's page shows how far it is."""
-
-
 def run_stages(
     lender: Lender,
     slots: Sequence[int],
@@ -139,12 +140,12 @@ def run_stages(
     lent: Mapping[str, tuple[Sequence[Future[Any]], Sequence[Ticket]]],
     what: str,
     timeout: float | None,
-    how: tuple[str, Any, bool] = ("blas", None, False),
+    **how: Any,
 ) -> list[Future[Any]]:
     """By rank, the blocks that the last of the ``stages``, (name of its tasks, work by rank), made.
 
     ``lent`` are "A", "B" and "partial", blocks and tickets by rank: what one stage leaves are the
-    partial sums of the next. ``how``: the kernel, its tile, and whether the page shows it.
+    partial sums of the next. ``how``: kernel, tile, and whether the page shows it.
     """
     cluster, blocks = lender.cluster, list[Future[Any]]()
     for name, works in stages:
@@ -153,16 +154,32 @@ def run_stages(
             lent = {**lent, "partial": (blocks, [tickets[slot] for slot in slots])}
         args = dict[int, Sequence[Any]]()
         for rank, (slot, work) in enumerate(zip(slots, works, strict=True)):
-            reads = sorted({(array, piece.source) for array, piece in work.reads()})
+            reads = {(array, piece.source) for array, piece in work.reads()}
             held = {(array, source): lent[array][1][source] for array, source in reads}
-            call = _Call(lender.name, held, *how)
+            given = work._replace(exchange=lender.name, tickets=held, **how)
             own = [mine[rank] for mine, _ in lent.values()]
-            kept = [anchor_of(cluster, lent[array][0][source]) for array, source in reads]
-            args[slot] = dumps((work, call)), *own, *kept
+            args[slot] = dumps(given), *own
         blocks = cluster.submit_all(_run_rank, args, name=name)
         cluster.wait(blocks, what, timeout, cancel=True)
     lender.close()
     return blocks
+
+
+def call_again(
+    arrays: Sequence[ShardedArray], what: str, timeout: float | None, attempt: Callable[[], T]
+) -> T:
+    """What ``attempt()`` returns once the ``arrays`` are there; called again, with what was lost of
+    them made again, if a worker dies meanwhile."""
+    cluster, slots = arrays[0].mesh.cluster, arrays[0].mesh.at
+
+    def once(number: int, seconds: float) -> T:
+        try:
+            cluster.wait([block for x in arrays for block in x.blocks], what, seconds)
+        except LoanLostError as lost:
+            raise ClusterLostError(f"{what}: {lost}") from lost
+        return attempt()
+
+    return retry_lost(cluster, slots, seconds_of(timeout), once)
 
 
 def reads_of(counted: Counted) -> list[tuple[int, int, int]]:
@@ -174,29 +191,23 @@ def reads_of(counted: Counted) -> list[tuple[int, int, int]]:
 def _run_rank(given: bytes, *own: Any) -> Any:
     """The block of C, or a partial sum of it, that a rank makes.
 
-    ``given`` is a RankWork and a _Call, pickled: the scheduler need not look into them. After its
-    ``own`` blocks, in the order of the tilings, come anchors.
+    ``given`` is a RankWork, pickled: the scheduler need not look into it. Its ``own`` blocks come
+    in the order of the tilings.
     """
-    work, call = loads(given)
-    rank = _Rank(work, call, dict(zip(work.tilings, own, strict=False)))
-    try:
-        return rank.result()
-    except LoanLostError:
-        raise rank.reader.step_aside() from None
+    work = loads(given)
+    return _Rank(work, dict(zip(work.tilings, own, strict=True))).result()
 
 
 class _Rank:
     """One rank at work."""
 
-    def __init__(self, work: RankWork, call: _Call, own: dict[str, Any]) -> None:
-        self.work, self.call, self.own = work, call, own
-        lent = (self._lent(name, piece) for name, piece in work.reads())
-        parts = [(ticket.key, ticket.slot, ends) for ticket, ends in lent]
-        self.reader = Reader(call.exchange, parts)
+    def __init__(self, work: RankWork, own: dict[str, Any]) -> None:
+        self.work, self.own = work, own
+        self.reader = Reader(work.exchange)
         self.spans = self.reader.spans
         # not a method: a circle of references would keep the blocks until Python looks for circles
-        more = {"more": partial(_counted, work, self.reader)} if call.on_page else {}
-        self.reporter = Reporter(call.exchange, work.rank, len(work.panels), **more)
+        more = {"more": partial(_counted, work, self.reader)} if work.on_page else {}
+        self.reporter = Reporter(work.exchange, work.rank, len(work.panels), **more)
         self.c = self._empty(extents_of(work.region), as_dtype(work.dtypes[1]))
 
     def result(self) -> Any:
@@ -206,14 +217,14 @@ class _Rank:
         elif not self.work.panels:
             self.c[...] = 0
         self._multiply()
-        if self.call.on_page:
+        if self.work.on_page:
             self.reporter.report()
         return self.c.astype(as_dtype(self.work.dtypes[2]), copy=False)
 
     def _lent(self, name: str, piece: Piece) -> tuple[Ticket, Region]:
         """(another rank's block, where the piece lies in it)."""
         whole = self.work.tilings[name].regions[piece.source]
-        return self.call.tickets[name, piece.source], ends_within(piece.region, whole)
+        return self.work.tickets[name, piece.source], ends_within(piece.region, whole)
 
     def _own(self, name: str, piece: Piece) -> Any:
         """A view of the piece of the rank's own block."""
@@ -221,7 +232,7 @@ class _Rank:
 
     def _multiply(self) -> None:
         """Add the products of all panels to C."""
-        work, call, loaded = self.work, self.call, list[TileTraffic | None]()
+        work, loaded = self.work, list[TileTraffic | None]()
         sizes = [sum(map(self._bytes, panel.fetched(work.rank))) for panel in work.panels]
         fetching = [panel for panel, size in zip(work.panels, sizes, strict=True) if size]
         buffers = [self._buffer(max(sizes)) for _ in fetching[:AHEAD]]
@@ -234,7 +245,7 @@ class _Rank:
                 if size:
                     self.spans.append(("wait", number, asked, begun))
                 loaded += multiply_pieces(
-                    a, b, self.c, work.region, work.strips, call.kernel, call.tile, adds
+                    a, b, self.c, work.region, work.strips, work.kernel, work.tile, adds
                 )
                 del a, b  # on a GPU they are memory that the next panel takes
                 self.spans.append(("multiply", number, begun, time()))

@@ -11,9 +11,9 @@
 
 A read from memory takes the token along, after the data, and a copy from GPU to GPU looks at it
 when it is done: if the owner took the block back or died, the token differs, and what was read is
-thrown away. Then, and when a task runs again long after its exchange, the parts come from Dask
-(recompute.py). When an exchange ends, all borrowers close what they have open of GPUs, and then
-the owners let go: memory that another process has open must not go back to the driver.
+thrown away, and whoever has asked for the work asks again. When an exchange ends, all borrowers
+close what they have open of GPUs, and then the owners let go: memory that another process has open
+must not go back to the driver.
 
 What was read is counted by the borrower, from what the call, the copy or the message brought.
 """
@@ -23,17 +23,16 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from dask.context import thread_state
-from distributed import Future, Reschedule, get_worker
+from distributed import Future, get_worker
 from distributed.protocol.serialize import to_serialize
 
-from tiledask.distributed.arrays.recompute import Wanted, recovered
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Call
 from tiledask.distributed.cluster.spool import this_host
@@ -96,8 +95,6 @@ class Loans:
 
 exchanges: dict[str, Loans] = {}
 """The operations under way in this worker, by name."""
-_failed: set[str] = set()
-"""Tasks of this worker that could not read what they were lent, and will run again."""
 _refused: set[int] = set()
 """Processes of this host whose memory cannot be read: the kernel or CUDA forbids it."""
 
@@ -234,38 +231,25 @@ async def serve(exchange: str, key: str, ends: Region) -> dict[str, Any]:
 
 
 class Reader:
-    """Reads parts of other workers' blocks for the running task, and counts them.
+    """Reads parts of other workers' blocks for the running task, and counts them."""
 
-    ``parts``: all that it will read. If this task runs again because a worker died, they come
-    from Dask, and making a Reader may raise Reschedule (see recompute.py).
-    """
-
-    def __init__(self, exchange: str, parts: Iterable[Wanted]) -> None:
-        self.exchange = exchange
-        self.worker, self.task = get_worker(), thread_state.key
+    def __init__(self, exchange: str) -> None:
+        self.exchange, self.worker, self.task = exchange, get_worker(), thread_state.key
         self.loans = exchanges.get(exchange) or Loans()
         self.facts, self.spans = self.loans.facts, list[Span]()
-        self.recovered: dict[Wanted, Any] = {}
-        if exchange not in exchanges or self.task in _failed:
-            self.recovered = recovered(self.task, parts)
-            _failed.discard(self.task)
 
     def check(self) -> None:
         """Raise CancelledError if the exchange is over."""
         if self.loans.cancelled.is_set():
             raise CancelledError("the product was cancelled or has failed elsewhere")
 
-    def step_aside(self) -> Reschedule:
-        """What to raise after a LoanLostError: the task will run again, with parts from Dask."""
-        _failed.add(self.task)
-        return Reschedule()
-
     def read(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
         """A part of a block, laid into the bytes of ``buffer`` in the order its owner has it.
 
         ``ends``: (start, stop) per dimension. ``buffer`` is uint8, on the GPU if the block is on
         one, and nothing that was begun there still uses it; what comes as a message to host memory
-        leaves it alone. Raises LoanLostError if the block is not lent any more.
+        leaves it alone. Raises LoanLostError if the block is not lent any more, or this task runs
+        again because its worker died: what it reads would not be counted.
         """
         ((_, part),) = self.read_by_rows(ticket, ends, buffer, rows=None)
         return part
@@ -277,9 +261,11 @@ class Reader:
 
         Counted as one piece. ``buffer`` is used again for every part.
         """
-        if self.recovered:
-            yield 0, self.recovered[ticket.key, ticket.slot, ends]
-            return
+        if self.exchange not in exchanges:
+            raise LoanLostError(
+                f"{self.task} was lost with its worker, and what other workers lent it is "
+                f"not lent any more: make its array again"
+            )
         if not ticket.token:
             raise LoanLostError(f"slot {ticket.slot} had lost {ticket.key} before it could lend it")
         (start, stop), total = ends[0] if ends else (0, 1), 0
