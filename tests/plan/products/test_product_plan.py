@@ -262,7 +262,7 @@ def test_every_rate_counts_what_it_says(part, tilings, data, name):
         for (m, n, k), panels, addends in zip(extents, plan.panels, plan.partials, strict=True)
     ]
     assert slowest(plan, touch=1.0) == max(passes)
-    assert slowest(plan, task=1.0) == plan.ranks * (3 if plan.sums else 1)
+    assert slowest(plan, task=1.0) == plan.ranks * (2 if plan.sums else 1)
     assert slowest(plan, request=1.0) == (3 if plan.sums else 2)
     seconds, busy = product_seconds(
         plan, 4, 8, replace(FREE, flops=1.0, touch=8.0, read=4.0, overlapped=True)

@@ -62,8 +62,8 @@ def product_seconds(
         together = max(multiply, read) if rates.overlapped else multiply + read
         slowest = max(slowest, together + add)
         busy.append(multiply + add)
-    # where partial sums are added up they are lent too, and each has an anchor (a task) and a sum
-    tasks, requests = (3, 3) if plan.sums else (1, 2)
+    # where partial sums are added up, that is a task too, and they are lent
+    tasks, requests = (2, 3) if plan.sums else (1, 2)
     overhead = tasks * plan.ranks * rates.task + requests * rates.request
     return slowest + overhead, tuple(busy)
 
