@@ -10,7 +10,6 @@ dask.array's own product makes every x_ik @ y_kj an array and adds those up.
 """
 
 import warnings
-from itertools import product
 from math import ceil, prod
 from typing import Any
 
@@ -18,8 +17,7 @@ import dask
 import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
-from dask.base import get_scheduler, tokenize
-from dask.highlevelgraph import HighLevelGraph
+from dask.base import get_scheduler
 from dask.system import CPU_COUNT
 from distributed import Client
 from distributed.system import MEMORY_LIMIT
@@ -31,7 +29,7 @@ from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.units import divisors, format_bytes, parse_bytes
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile import probe, workspace
-from tiledask.tile.backend import accumulator, aligned, array_namespace, as_dtype, on_device
+from tiledask.tile.backend import accumulator, aligned, array_namespace, on_device
 
 __all__ = ["multiply"]
 
@@ -93,11 +91,16 @@ def multiply(
         each.rechunk(cuts, method="tasks")
         for each, cuts in ((x, (*rows, panels)), (y, (panels, columns)))
     )
-    # Dask learns from its prefix how long a task takes: products of other sizes have other names
-    size = len(str(2 * prod(x.chunksize) * y.chunksize[1])) - 1
-    name = f"tiledask_matmul_1e{size}-{tokenize(x, y, how)}"
-    graph = HighLevelGraph.from_collections(name, _tasks(name, x, y, how), dependencies=[x, y])
-    c = da.Array(graph, name, (*rows, columns), meta=meta)
+    # a tile of C for each panel
+    (*at, k, n), alone = range(x.ndim + 1), len(panels) == 1
+    given = {"how": how, "rounded": alone, "adjust_chunks": {k: 1}}
+    given["meta"] = meta[..., None, :].astype(x.dtype if alone else accumulator(x.dtype))
+    c = da.blockwise(_multiply, (*at, k, n), x, (*at, k), y, (k, n), **given)
+    if alone:
+        c = c[..., 0, :]
+    else:
+        given = {"axis": c.ndim - 2, "split_every": FAN, "concatenate": False, "meta": meta}
+        c = da.reduction(c, _same, _add, combine=_add, dtype=x.dtype, **given)
     if (needs := c.nbytes * (1 + (c.npartitions > 1))) > gathers:
         warnings.warn(
             f"the result of {x.shape} @ {y.shape} has {format_bytes(c.nbytes)}; to compute() it "
@@ -110,25 +113,8 @@ def multiply(
     return c
 
 
-def _tasks(name: str, x: da.Array, y: da.Array, how: tuple[str, Any]) -> dict[Any, Any]:
-    """For each tile of C a task for every panel, and those that add them up."""
-    tasks, panels = dict[Any, Any](), range(x.numblocks[-1])
-    for at in product(*map(range, (*x.numblocks[:-1], y.numblocks[1]))):
-        final, level, made = x.dtype.name if len(panels) == 1 else "", 0, list[Any]()
-        for k in panels:
-            made.append((_multiply, (x.name, *at[:-1], k), (y.name, k, at[-1]), how, final))
-        while len(made) > 1:
-            keys = [(f"{name}-{level}", *at, i) for i in range(len(made))]
-            tasks |= zip(keys, made, strict=True)
-            final = x.dtype.name if len(keys) <= FAN else ""
-            made = [(_add, keys[i : i + FAN], final) for i in range(0, len(keys), FAN)]
-            level += 1
-        (tasks[name, *at],) = made
-    return tasks
-
-
-def _multiply(x: Any, y: Any, how: tuple[str, Any], final: str) -> Any:
-    """x @ y in the type that it is summed in; or rounded to the ``final`` one.
+def _multiply(x: Any, y: Any, how: tuple[str, Any], rounded: bool) -> Any:
+    """x @ y as [..., one panel, n], in the type in which panels are added; or ``rounded``.
 
     No task changes what it receives, so any scheduler may run one twice or keep what it likes.
     """
@@ -136,19 +122,24 @@ def _multiply(x: Any, y: Any, how: tuple[str, Any], final: str) -> Any:
     with on_device(x):
         # BLAS rounds otherwise what has come unaligned from another worker
         x, y = aligned(x), aligned(y)
-        c = xp.empty((*x.shape[:-1], y.shape[1]), accumulator(x.dtype))
+        c = xp.empty((*x.shape[:-1], 1, y.shape[1]), accumulator(x.dtype))
         flat = c.reshape(-1, c.shape[-1])
         tile_matmul(x.reshape(-1, x.shape[-1]), y, kernel=kernel, tile=tile, out=flat)
-        return c.astype(as_dtype(final), copy=False) if final else c
+        return c.astype(x.dtype, copy=False) if rounded else c
 
 
-def _add(parts: list[Any], final: str) -> Any:
-    """The sum of the parts, in order; rounded to the ``final`` type if there is one."""
-    with on_device(parts[0]):
-        c = parts[0].copy()
-        for part in parts[1:]:
+def _same(x: Any, **_: Any) -> Any:
+    return x
+
+
+def _add(panels: Any, axis: Any, keepdims: bool, dtype: Any = None) -> Any:
+    """The sum of the panels, in order; at the end rounded to ``dtype``, without their axis."""
+    first, *others = panels if isinstance(panels, list) else [panels]
+    with on_device(first):
+        c = first.copy()
+        for part in others:
             c += part
-        return c.astype(as_dtype(final), copy=False) if final else c
+        return c if keepdims else c[..., 0, :].astype(dtype, copy=False)
 
 
 # -- the plan ------------------------------------------------------------------------------------
