@@ -133,7 +133,7 @@ WRONG = [
     ("x .* 6 columns and y .* 4 rows", X, X),
     ("x is float64 and y is float32", X, Y.astype("f4")),
     (r"x is int64 and y is int64, the kernel", X.astype(int), Y.astype(int)),
-    (r"y is complex128.*dask's own x @ y", X, Y.astype(complex)),
+    ("y is complex128, must be equal", X, Y.astype(complex)),
     ("must have 1 dimension or more and y 1 or 2", X, da.ones((2, 6, 4))),
     ("must have 1 dimension or more and y 1 or 2", da.ones(()), Y),
     (r"x has shape \(nan.*compute_chunk_sizes", X[X[:, 0] > 0], Y),
@@ -206,17 +206,6 @@ def test_threads_hold_no_more_of_a_taller_product(tall):
     assert most["n"] < 40
 
 
-def test_a_result_that_would_not_fit_where_it_is_gathered_is_said_before_it_runs(
-    monkeypatch, recwarn
-):
-    monkeypatch.setattr(lazy, "MEMORY_LIMIT", 1_000_000)
-    x = da.ones((1000, 10), chunks=100)
-    multiply(x.T, x)
-    assert not recwarn.list
-    with pytest.warns(RuntimeWarning, match=r"has 8 MB.*this process.*1 MB.*\.to_zarr.*mesh"):
-        multiply(x, x.T, memory_limit="1GB")
-
-
 @pytest.mark.parametrize(("m", "k", "n"), [(2**14,) * 3, (10**6, 1000, 1000), (1000, 10**6, 1000)])
 @pytest.mark.parametrize("threads", [1, 4, 6, 16])
 def test_large_products_occupy_every_thread_evenly_and_the_long_side_is_read_once(m, k, n, threads):
@@ -248,7 +237,7 @@ def test_lazy_and_persisted_operands_on_a_cluster(client):
 def test_a_plan_is_for_all_slots_of_the_cluster_whoever_is_away(cluster, client, monkeypatch):
     """And so are the bits of the product: who is lost comes back."""
     x = da.ones((900, 900), chunks=300, dtype="f4")
-    name, (threads, may_hold) = multiply(x, x, kernel="tiled").name, lazy._active(x, x)[:2]
+    name, (threads, may_hold) = multiply(x, x, kernel="tiled").name, lazy._active(x, x)
     assert threads == cluster.slots
     assert 0 < may_hold < cluster.memory_limit
     monkeypatch.setattr(lazy, "workers_of", lambda client: {})

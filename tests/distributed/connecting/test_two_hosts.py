@@ -30,7 +30,6 @@ def product():
     return [C.traffic.predicted == C.traffic.measured, C.traffic.measured.total > 0, far < 1e-3]
 
 said["product"] = product()
-said["moved"] = td.explain(A, B).moved
 text = td.load_text("tales")
 model = td.GPT(text.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
 for shape in ((1, 2, 1), (1, 1, 2)):
@@ -82,9 +81,6 @@ def test_workers_on_two_hosts_do_what_those_of_one_do_and_are_told_apart(tmp_pat
     assert said["hosts"] == ["10.77.0.1", "10.77.0.2"]
     assert said["near"] == [0]
     assert said["product"] == [True] * 3
-    assert said["moved"] == (
-        "Blocks are read from memory to memory where workers share a host, else go as messages."
-    )
     for shape in ("(1, 2, 1)", "(1, 1, 2)"):
         there, here = said[f"train {shape}"]
         assert there == here

@@ -257,7 +257,6 @@ def test_a_cancelled_product_leaves_nothing_behind(cluster, stop):
 def test_a_worker_that_freezes_before_the_counting_costs_no_result(cluster, monkeypatch):
     (a,), right = on_grid(cluster, integers((12, 12))), integers((12, 12)) @ integers((12, 12))
     call_run, pid = cluster.run, cluster.run(os.getpid)[2]
-    blocks.transport_of(cluster)
     rates_of(cluster, np.dtype("f4"))  # measured before: these ask the workers too
 
     def run(function, *args, **options):

@@ -72,8 +72,6 @@ class Explanation(Printable):
     why: str
     advice: str
     """Whether distributing pays, in a sentence."""
-    moved: str = ""
-    """How parts of blocks get from worker to worker, and why so."""
 
     def __getitem__(self, algorithm: str) -> Choice:
         return {choice.algorithm: choice for choice in self.choices}[algorithm]
@@ -102,13 +100,13 @@ class Explanation(Printable):
             {name: getattr(c, name) for name in names} | {"seconds": c.seconds if c.busy else None}
             for c in self.choices
         ]
-        words = {name: getattr(self, name) for name in ("chosen", "why", "advice", "moved")}
+        words = {name: getattr(self, name) for name in ("chosen", "why", "advice")}
         return words | {"choices": rows}
 
     def printed(self) -> Iterator[Part]:
         """The table, and why."""
         yield self.table
-        yield from filter(None, (self.why, self.advice, self.moved))
+        yield from filter(None, (self.why, self.advice))
         yield (
             f"Bytes are those that ranks receive; a peak is A, B, C, panels, partial sums and "
             f"{format_bytes(RUNTIME)} + 2 % of runtime."
@@ -130,7 +128,8 @@ class ProductQuestion:
     dtype: np.dtype[Any]
     kernel: str = "blas"
     tile: Any = None
-    transport: str = "memory"
+    messages: bool = False
+    """Whether parts of blocks may go as messages."""
     rates: MachineRates | None = None
     algorithm: str | None = None
     panel: int | None = None
@@ -155,7 +154,7 @@ class ProductQuestion:
         try:
             while True:
                 plan = algorithm(self.a, self.b, panel=panel if takes or self.algorithm else None)
-                ledger = ledger_of(plan, self.dtype, self.kernel, self.tile, self.transport)
+                ledger = ledger_of(plan, self.dtype, self.kernel, self.tile, self.messages)
                 if not takes or self.panel or ledger.peak <= allowed or width == 1:
                     break
                 # if panels had no width

@@ -9,7 +9,6 @@ Every panel is done as soon as it is there, so what is held does not grow along 
 dask.array's own product makes every x_ik @ y_kj an array and adds those up.
 """
 
-import warnings
 from math import ceil, prod
 from typing import Any
 
@@ -56,8 +55,7 @@ def multiply(
 
     x is (..., m, k) or (k) and y is (k, n) or (k), both float16, bfloat16, float32 or float64; one
     of them may be a NumPy array. The chunks of the result are tiles that were chosen for the
-    scheduler that is active now; any scheduler can run it. A RuntimeWarning says so if the result
-    would not fit into the process or worker that ``compute`` gathers it in.
+    scheduler that is active now; any scheduler can run it.
 
     memory_limit
         Bytes that one task may hold. Default: 30 % of what a thread of the active scheduler has.
@@ -82,7 +80,7 @@ def multiply(
     if 0 in (*x.shape, *y.shape):
         empty: da.Array = da.zeros_like(meta, shape=shape, chunks=-1)
         return empty
-    threads, limit, where, gathers = _active(x, y)
+    threads, limit = _active(x, y)
     limit = limit if memory_limit is None else parse_bytes(memory_limit)
     how = kernel, tile
     *rows, panels, columns = _plan(x, y, threads, limit, how)
@@ -95,22 +93,13 @@ def multiply(
     (*at, k, n), alone = range(x.ndim + 1), len(panels) == 1
     given = {"how": how, "rounded": alone, "adjust_chunks": {k: 1}}
     given["meta"] = meta[..., None, :].astype(x.dtype if alone else accumulator(x.dtype))
-    c = da.blockwise(_multiply, (*at, k, n), x, (*at, k), y, (k, n), **given)
+    tiles: da.Array = da.blockwise(_multiply, (*at, k, n), x, (*at, k), y, (k, n), **given)
     if alone:
-        c = c[..., 0, :]
-    else:
-        given = {"axis": c.ndim - 2, "split_every": FAN, "concatenate": False, "meta": meta}
-        c = da.reduction(c, _same, _add, combine=_add, dtype=x.dtype, **given)
-    if (needs := c.nbytes * (1 + (c.npartitions > 1))) > gathers:
-        warnings.warn(
-            f"the result of {x.shape} @ {y.shape} has {format_bytes(c.nbytes)}; to compute() it "
-            f"takes {format_bytes(needs)}, in blocks and put together, in {where}, which has "
-            f"{format_bytes(gathers)}. Leave it in blocks: .to_zarr(path), .persist() on a "
-            f"cluster, or operands on a mesh, td.from_dask(x, mesh, placements)",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-    return c
+        only: da.Array = tiles[..., 0, :]
+        return only
+    given = {"axis": x.ndim - 1, "split_every": FAN, "concatenate": False, "meta": meta}
+    summed: da.Array = da.reduction(tiles, _same, _add, combine=_add, dtype=x.dtype, **given)
+    return summed
 
 
 def _multiply(x: Any, y: Any, how: tuple[str, Any], rounded: bool) -> Any:
@@ -206,9 +195,9 @@ def _held(chunks: Chunks, dtype: np.dtype, how: tuple[str, Any]) -> int:
     return int(max(multiplies, 2 * max(tall, broad) * deep * itemsize, adds))
 
 
-def _active(x: da.Array, y: da.Array) -> tuple[int, int, str, int]:
+def _active(x: da.Array, y: da.Array) -> tuple[int, int]:
     """Of the scheduler that is active now, (tasks that it runs at a time, bytes that each of them
-    may hold, what gathers a result that is computed, bytes that this has)."""
+    may hold)."""
     get = get_scheduler(collections=[x, y])
     client = getattr(get, "__self__", None)
     processes, threads, memory = 1, 1, MEMORY_LIMIT
@@ -221,13 +210,11 @@ def _active(x: da.Array, y: da.Array) -> tuple[int, int, str, int]:
         memory = min(w["memory_limit"] or MEMORY_LIMIT // processes for w in workers)
     elif get is not dask.local.get_sync:
         threads = dask.config.get("num_workers", None) or CPU_COUNT
-    gathers = memory
     devices = () if array_namespace(x._meta) is np else probe().devices
     if devices:
         share = int(min(d.memory for d in devices) * min(1, len(devices) / processes))
         memory = min(memory, share) if any(d.integrated for d in devices) else share
-    where = "one worker" if isinstance(client, Client) else "this process"
-    return threads, int(SHARE * memory * processes / threads), where, gathers
+    return threads, int(SHARE * memory * processes / threads)
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -261,11 +248,6 @@ def _operands(x: Any, y: Any, kernel: str) -> list[da.Array]:
         raise PlacementError(
             f"x {x.shape} has {x.shape[-1]} columns and y {y.shape} has {y.shape[0]} rows, they "
             f"must be equal; transpose one of them?"
-        )
-    if "c" in (x.dtype.kind, y.dtype.kind):
-        raise PlacementError(
-            f"x is {x.dtype} and y is {y.dtype}, td.matmul is for real numbers; dask's own x @ y "
-            f"takes complex ones"
         )
     check_kernel(kernel, array_namespace(x._meta).__name__)
     check_types(x.dtype, y.dtype, kernel, ("x", "y"))

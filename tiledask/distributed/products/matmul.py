@@ -27,7 +27,7 @@ from tiledask.distributed.products.worker import (
     reads_of,
     run_stages,
 )
-from tiledask.distributed.transport.blocks import lending, said_of, transport_of
+from tiledask.distributed.transport.blocks import lending
 from tiledask.errors import PlacementError
 from tiledask.plan.products.product import algorithms, moves_nothing
 from tiledask.plan.whole import whole_number
@@ -113,12 +113,11 @@ def explain(
 
     The arguments are those of `matmul`. Per algorithm: bytes to the rank that receives most and
     in all, messages, peak bytes of the fullest rank, and seconds from this cluster's measured
-    rates. And how they will move: from memory to memory, from GPU to GPU, or as messages, and why.
+    rates.
     """
     question, cluster = _question(a, b, kernel), a.mesh.cluster
     room = room_of(cluster, [a.blocks, b.blocks], memory_limit)
-    found = replace(question, rates=rates_of(cluster, a.dtype)).weigh(room.bytes)
-    return replace(found, moved=said_of(cluster))
+    return replace(question, rates=rates_of(cluster, a.dtype)).weigh(room.bytes)
 
 
 def _question(
@@ -155,7 +154,7 @@ def _question(
         a.dtype,
         meant(kernel, cluster.backend),
         None if tile is None else as_tile(tile),
-        transport_of(cluster),
+        cluster.backend == "numpy" and len({*cluster.hosts}) > 1,
         cluster.rates.get(a.dtype.name),
         algorithm,
         None if panel is None else whole_number("panel", panel, 1, error=PlacementError),

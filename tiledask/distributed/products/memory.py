@@ -17,7 +17,7 @@ _SEEN = "measured: 0.5 to 6 MB above the blocks on CPU workers"
 
 
 def ledger_of(
-    plan: ProductPlan, dtype: Any, kernel: str = "blas", tile: Any = None, transport: str = "memory"
+    plan: ProductPlan, dtype: Any, kernel: str = "blas", tile: Any = None, messages: bool = False
 ) -> Ledger:
     """What every rank holds while it multiplies and while it sums, in bytes.
 
@@ -27,7 +27,7 @@ def ledger_of(
     rows = []
     for rank in range(plan.ranks):
         mine = _arrays(plan, rank, dtype, kernel, tile)
-        if transport == "mixed":
+        if messages:
             mine += _messages(plan, rank, dtype.itemsize, accumulator(dtype).itemsize)
         for moment in ("product", "sum") if plan.sums else ("product",):
             total = sum(row.bytes for row in mine if row.moment in (ALWAYS, moment))

@@ -6,9 +6,6 @@
     token: still lent?     <-------------      a GPU      to another's (tile/ipc.py)
                                                a message  by Dask: all others
 
-    "memory"   on one host, CPUs             "mixed"    on several hosts
-    "ipc"      on GPUs
-
 A read from memory takes the token along, after the data, and a copy from GPU to GPU looks at it
 when it is done: if the owner took the block back or died, the token differs, and what was read is
 thrown away, and whoever has asked for the work asks again. When an exchange ends, all borrowers
@@ -53,19 +50,11 @@ from tiledask.tile.backend import as_dtype
 
 __all__ = [
     *("Facts", "Lender", "Loans", "Reader", "Span", "end_exchange", "exchanges", "lend_array"),
-    *("lending", "read_part", "said_of", "serve", "ticket_of", "transport_of"),
+    *("lending", "read_part", "serve", "ticket_of"),
 ]
 
 PATIENCE = 30.0
 """Seconds that a borrower waits for an owner's answer."""
-
-_WORDS = {
-    "memory": "are read from memory to memory, or go as messages where the kernel forbids that",
-    "mixed": "are read from memory to memory where workers share a host, else go as messages",
-    "ipc": "are copied from GPU to GPU, or go as messages through host memory where CUDA cannot",
-}
-
-
 Span = tuple[str, int, float, float]
 """What a rank did, "multiply", "read", "wait" (for a panel) or "sum"; of which panel; and when it
 began and ended, on its worker's clock."""
@@ -143,18 +132,6 @@ def lending(cluster: Cluster) -> Iterator[Lender]:
         with contextlib.suppress(Exception):  # of a cluster that is gone: nothing is lent there
             lender.end()
         raise
-
-
-def transport_of(cluster: Cluster) -> str:
-    """How its blocks are read, by the name that is drawn above."""
-    if cluster.backend == "cupy":
-        return "ipc"
-    return "memory" if len({*cluster.hosts}) == 1 else "mixed"
-
-
-def said_of(cluster: Cluster) -> str:
-    """How blocks get from worker to worker of ``cluster``, in a sentence."""
-    return f"Blocks {_WORDS[transport_of(cluster)]}."
 
 
 # -- the owner -----------------------------------------------------------------------------------

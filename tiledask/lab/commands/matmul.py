@@ -77,7 +77,7 @@ def run_matmul(args: argparse.Namespace) -> Run:
         if row.plan is None:
             yield f"{row.algorithm} refused: {row.why_not if row.algorithm != 'local' else LOCAL}"
     if not args.no_run:
-        yield f"{found.advice} {found.moved}"
+        yield found.advice
     facts = found.to_dict()
     chosen = next(row for row in facts["choices"] if row["algorithm"] == algorithm)
     return code, result | {"predicted": chosen, "explain": facts}
