@@ -16,5 +16,4 @@ training/       a GPT trained under (dp, tp, pp)
 checkpoints/    saved under one layout, read under another
 deadlines.py    one end for all that a public call waits for
 retry.py        a call made again when a worker was lost in it
-tiled.py        what an array on many devices and one rank's view of it have in common
 """

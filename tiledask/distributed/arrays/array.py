@@ -16,7 +16,6 @@ from distributed.system import MEMORY_LIMIT
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.tiled import Tiled
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.products.placement import Partial, Placement, Shard, Tiling
@@ -26,7 +25,7 @@ from tiledask.tile import TileCount
 from tiledask.tile.backend import namespace
 from tiledask.tile.backend import to_numpy as off_device
 
-__all__ = ["Both", "ShardedArray", "operators", "placements_of", "to_numpy"]
+__all__ = ["Both", "ShardedArray", "Tiled", "operators", "placements_of", "to_numpy"]
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -43,6 +42,25 @@ class Both(NamedTuple):
 
 
 _NEITHER = Both()
+
+
+class Tiled:
+    """What has a Tiling: its shape and placements are those of the whole array."""
+
+    __slots__ = ()
+    tiling: Tiling
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tiling.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.tiling.shape)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        return self.tiling.placements
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -30,7 +30,7 @@ from tiledask.distributed.connecting.connect import check_shared, cluster_of
 from tiledask.distributed.deadlines import DEADLINE, seconds_of
 from tiledask.distributed.out_of_core.journal import Journal, differences
 from tiledask.distributed.out_of_core.stored import StoredArray, describe, materialize, open_array
-from tiledask.distributed.products.operands import check_kernel, check_types
+from tiledask.distributed.products.explain import check_kernel, check_types
 from tiledask.distributed.products.panels import finish, prefetched
 from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
 from tiledask.plan.intervals import Interval

@@ -4,7 +4,6 @@ matmul.py        td.matmul and td.explain; runs the chosen plan
 explain.py       every algorithm's traffic, memory and time, which is chosen, what would fit instead
 memory.py        bytes that a plan needs on every rank
 rates.py         this cluster's FLOP/s, bytes/s and overheads, measured
-operands.py      what two operands must have in common
 worker.py        one task for each rank: it reads others' blocks and leaves its own
 panels.py        the loop over panels: the next ones are fetched while one is multiplied
 lazy.py          x @ y of dask.arrays

@@ -15,7 +15,7 @@ import numpy as np
 
 from tiledask.distributed.cluster.room import Room
 from tiledask.distributed.products.memory import PANELS, ledger_of
-from tiledask.errors import DoesNotFitError, PlacementError
+from tiledask.errors import DoesNotFitError, KernelError, PlacementError
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, product_seconds
 from tiledask.plan.products.placement import Tiling
@@ -23,9 +23,10 @@ from tiledask.plan.products.product import algorithms
 from tiledask.plan.products.product_plan import PANEL, RUNTIME
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.units import format_bytes, format_seconds
-from tiledask.tile import accumulator
+from tiledask.tile import accumulator, kernels
+from tiledask.tile.table import lookup
 
-__all__ = ["Choice", "Explanation", "ProductQuestion", "refusal"]
+__all__ = ["Choice", "Explanation", "ProductQuestion", "check_kernel", "check_types", "refusal"]
 
 ALIKE = 1.02
 """How much longer what is as good as the fastest may take."""
@@ -243,3 +244,31 @@ def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Except
         f"{', ' + least.options if least.options else ''} needs least, {format_bytes(least.peak)} "
         f"on a rank, allowed are {room}. What would fit: {'; or '.join(ways)}"
     )
+
+
+# -- what operands must have in common ------------------------------------------------------------
+
+
+def check_kernel(kernel: str, arrays: str) -> None:
+    """Raise KernelError for an unknown kernel, and for one that does not multiply ``arrays``,
+    "numpy" or "cupy", which is what the workers hold."""
+    takes = lookup(kernel).arrays
+    if takes == arrays or kernel == "blas":
+        return
+    others = ", ".join(name for name, info in kernels.items() if info.arrays == arrays)
+    runs, device = {"cupy": ("GPUs", "gpu"), "numpy": ("CPUs", "cpu")}[takes]
+    raise KernelError(
+        f"kernel {kernel!r} runs on {runs}, and the blocks are {arrays} arrays; use one of "
+        f"{others}, blas, or workers of td.start_cluster(device={device!r})"
+    )
+
+
+def check_types(
+    a: Any, b: Any, kernel: str, names: tuple[str, str] = ("A", "B"), convert: str = "convert"
+) -> None:
+    """Raise PlacementError unless the types of two arrays are one that ``kernel`` takes."""
+    found, (x, y) = lookup(kernel), names
+    if a == b and a.name in found.dtypes:
+        return
+    rule = f"the kernel {kernel!r} takes {', '.join(found.dtypes)}" if a == b else "must be equal"
+    raise PlacementError(f"{x} is {a} and {y} is {b}, {rule}; {convert} with astype")

@@ -23,7 +23,7 @@ from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.cluster.cluster import RUNNING
 from tiledask.distributed.cluster.tasks import workers_of
-from tiledask.distributed.products.operands import check_kernel, check_types
+from tiledask.distributed.products.explain import check_kernel, check_types
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.units import divisors, format_bytes, parse_bytes
 from tiledask.tile import matmul as tile_matmul

@@ -18,8 +18,14 @@ from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.progress import Progress, announced, ended, watching
 from tiledask.distributed.cluster.room import as_room, asks_room, room_of
 from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.products.explain import Choice, Explanation, ProductQuestion, refusal
-from tiledask.distributed.products.operands import check_kernel, check_types
+from tiledask.distributed.products.explain import (
+    Choice,
+    Explanation,
+    ProductQuestion,
+    check_kernel,
+    check_types,
+    refusal,
+)
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.worker import (
     call_again,

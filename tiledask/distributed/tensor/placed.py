@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tiledask.distributed.arrays.array import Tiled
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tiled import Tiled
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import (
     ANY,
