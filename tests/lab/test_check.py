@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tiledask.distributed.cluster.counters import Load
 from tiledask.errors import ConfigError, DoesNotFitError
 from tiledask.lab.check import Check, Comparison
 from tiledask.lab.claims import RandomProduct
@@ -85,44 +84,12 @@ def test_a_comparison_counts_its_claims_and_json_holds_everything():
     without = Comparison("informs", [Check("x", 1)])
     assert (without.ok, without.summary) == (True, "no claims")
     data = json.loads(json.dumps(table.to_dict(), allow_nan=False))
-    assert (data["ok"], data["held"], data["checked"], data["put_off"]) == (False, 2, 3, 0)
+    assert (data["ok"], data["held"], data["checked"]) == (False, 2, 3)
     first, other, idle, crossings, blow_up = data["rows"]
     assert (first["measured"], first["simulated"], first["holds"]) == (134217728, None, True)
     assert (other["holds"], other["reason"], other["note"]) == (False, "differ by 1 B", "t=64")
     assert (idle["rule"], crossings["holds"]) == (["within", 0.03], None)
     assert blow_up["predicted"] == "inf"
-
-
-BUSY, QUIET = Load(12.3, others=1.9, cores=2), Load(4.0, others=0.1, cores=2)
-
-
-@pytest.mark.parametrize(
-    ("values", "unit", "rule", "load", "holds"),
-    [
-        ((0.27, None, 0.4), "percent", ("within", 0.03), BUSY, None),
-        ((1.0, None, 2.0), "seconds", ("ratio", 0.9, 1.1), BUSY, None),
-        ((0.27, None, 0.4), "percent", ("within", 0.03), QUIET, False),
-        ((0.27, None, 0.28), "percent", ("within", 0.03), BUSY, True),  # in spite of it
-        ((10, None, 11), "bytes", "equal", BUSY, False),
-        ((None, None, False), "", "true", BUSY, False),
-        ((0.5, None, None), "percent", ("within", 0.1), BUSY, False),  # nothing was measured
-    ],
-)
-def test_only_a_claim_about_time_is_put_off_and_only_on_a_busy_machine(
-    values, unit, rule, load, holds
-):
-    table = Comparison("idle", [Check("x", *values, unit, rule, load=load), Check("y", 1)])
-    (verdict, nothing) = table.verdicts
-    assert verdict.holds is holds
-    later = holds is None
-    assert table.counts == {"held": int(bool(holds)), "checked": 1 - later, "put_off": int(later)}
-    assert table.ok is (holds is not False)
-    assert str(nothing) == ""
-    if holds is None:
-        assert str(verdict).startswith("not judged: the machine is busy (load 12.3 on 2 cores; ")
-        assert table.summary == "1 not judged: the machine is busy"
-        assert "not judged" in table.to_text()
-        assert "✗" not in table._repr_html_() + table.to_text()
 
 
 @pytest.mark.parametrize("width", [64, 80, 100])

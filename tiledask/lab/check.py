@@ -8,8 +8,7 @@ rule                   holds if, among the values compared that are there,
 "true"                 every one is True
 None                   nothing is claimed; the row informs
 
-A check of time that fails on a machine which was busy with other things is not judged: it
-neither holds nor fails. Nothing else is excused. A `Comparison` is the table of several.
+A `Comparison` is the table of several.
 """
 
 import math
@@ -17,14 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.plan.tables import Judged, Part, Printable, Table, Value, format_value
 from tiledask.plan.whole import is_whole
-
-if TYPE_CHECKING:
-    from tiledask.distributed.cluster.counters import Load
 
 __all__ = ["COLUMNS", "Check", "Comparison"]
 
@@ -54,8 +50,6 @@ class Check:
     note: str = ""
     compare: tuple[str, ...] = COLUMNS
     """The columns that the rule compares, in this order."""
-    load: "Load | None" = None
-    """What else the machine did while seconds or idle shares were measured, as a run says it."""
 
     def __post_init__(self) -> None:
         for column in COLUMNS:
@@ -75,9 +69,6 @@ class Check:
         if len(values) < (1 if name == "true" else 2):
             return Judged("", False, "nothing to compare")
         holds, reason = RULES[name](values, self.unit, *limits)
-        timed = self.unit in ("seconds", "percent") and name not in ("equal", "true")
-        if timed and not holds and self.load is not None and self.load.is_high:
-            return Judged("", None, f"not judged: the machine is busy ({self.load}; {reason})")
         return Judged("", holds, reason)
 
 
@@ -185,14 +176,13 @@ class Comparison(Printable):
         values: Mapping[str, Sequence[Value]],
         unit: str = "",
         rule: str | tuple[Any, ...] | None = None,
-        load: "Load | None" = None,
     ) -> "Comparison":
         """The table of checks by one rule: quantity -> its predicted, simulated and measured value.
 
         >>> Comparison.of("Idle time", {"2 workers": (0.5, 0.5, 0.51)}, "percent", ("within", 0.03))
         Comparison('Idle time': 1 of 1 claims hold)
         """
-        rows = [Check(name, p, s, m, unit, rule, load=load) for name, (p, s, m) in values.items()]
+        rows = [Check(name, p, s, m, unit, rule) for name, (p, s, m) in values.items()]
         return cls(title, rows)
 
     @cached_property
@@ -201,11 +191,9 @@ class Comparison(Printable):
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many checks hold, how many claim something that was judged, and how many something
-        that is not judged on a busy machine."""
+        """How many checks hold, and how many claim something."""
         ends = [verdict.holds for verdict in self.verdicts if verdict.why]
-        later = ends.count(None)
-        return {"held": ends.count(True), "checked": len(ends) - later, "put_off": later}
+        return {"held": ends.count(True), "checked": len(ends)}
 
     @property
     def failures(self) -> tuple[Check, ...]:
@@ -219,11 +207,9 @@ class Comparison(Printable):
 
     @property
     def summary(self) -> str:
-        """ "3 of 4 claims hold, 1 not judged: the machine is busy"."""
-        held, checked, later = self.counts.values()
-        said = [f"{held} of {checked} claims hold"] * bool(checked)
-        said += [f"{later} not judged: the machine is busy"] * bool(later)
-        return ", ".join(said) or "no claims"
+        """ "3 of 4 claims hold"."""
+        held, checked = self.counts.values()
+        return f"{held} of {checked} claims hold" if checked else "no claims"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in the table as JSON can hold it; raw values in bytes, seconds and shares."""

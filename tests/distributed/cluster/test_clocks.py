@@ -1,22 +1,16 @@
-"""Clocks: an offset is found to within the error that is said, and noise is no offset. Cores: what
-other processes took of them is told apart from ours."""
+"""Clocks: an offset is found to within the error that is said, and noise is no offset."""
 
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from oracles.waiting import wait_until
 
 import tiledask as td
 from tiledask.distributed.cluster import clocks
 from tiledask.distributed.cluster.clocks import Clock, set_clocks
-from tiledask.distributed.cluster.counters import core_seconds, load_since
 
 WAY = st.floats(1e-4, 1.0)
 
@@ -74,19 +68,3 @@ def test_a_clock_that_is_ahead_is_set_back(one_clock_is_ahead, engine):
     transfers = run.timeline.to_frame().query("kind == 'T'")
     assert len(transfers) == 6
     assert np.all(transfers.end < 900)
-
-
-BURN = "import time\nwhile time.process_time() < {}: pass\n"
-"""A process that takes so many seconds of a core, however long that takes."""
-DETACHED = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', {!r}])"
-"""One that starts it and is gone, so that it is nobody's child any more."""
-
-
-def test_what_others_do_is_counted_and_what_this_process_started_is_not():
-    begun = core_seconds()
-    subprocess.run([sys.executable, "-c", BURN.format(0.5)], check=True)
-    before = load_since(begun)
-    assert 0 <= before.others <= before.busy <= psutil.cpu_count() + 0.5
-    begun = core_seconds()
-    subprocess.run([sys.executable, "-c", DETACHED.format(BURN.format(1.0))], check=True)
-    wait_until(lambda: load_since(begun).others > 0, "somebody else's work")

@@ -1,15 +1,13 @@
-"""What is counted while a block runs: bytes between workers, the most memory held, and the load."""
+"""What is counted while a block runs: bytes between workers, and the most memory held."""
 
 import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import isawaitable
-from typing import Any, NamedTuple
-
-import psutil
+from typing import Any
 
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.cluster import Cluster
@@ -18,16 +16,12 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["TO_MAKE_AGAIN", "Call", "Counted", "Load", "core_seconds", "counting"]
-__all__ += ["load_since"]
+__all__ = ["TO_MAKE_AGAIN", "Call", "Counted", "counting"]
 
 TO_MAKE_AGAIN = "to_make_again"
 """Name of tasks without a result, which only say what depends on what: they are not counted."""
 ANSWER = 20.0
 """Seconds that the workers have to say what they counted, once the work is done."""
-FULL, OTHERS = 0.9, 0.25
-"""Shares of the cores: with so many busy none is left; with so many others' it is their doing."""
-_BUSY = "user", "nice", "system", "irq", "softirq", "steal"
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function, plain or async, and its arguments; as ``dask_worker`` it is given the worker."""
 
@@ -158,50 +152,3 @@ async def _report(
 async def _called(calls: Sequence[Call], dask_worker: Any) -> list[Any]:
     made = [function(*args, dask_worker=dask_worker) for function, args in calls]
     return [await each if isawaitable(each) else each for each in made]
-
-
-# -- how busy the machine was with other things ---------------------------------------------------
-
-
-class Load(NamedTuple):
-    """Who had a machine's cores while something ran, on average.
-
-    >>> print(Load(1.95, others=1.2, cores=2), Load(1.95, others=1.2, cores=2).is_high)
-    load 1.95 on 2 cores True
-    >>> Load(1.9, others=0.1, cores=2).is_high, Load(1.2, others=1.0, cores=2).is_high
-    (False, False)
-    """
-
-    busy: float
-    """Cores that computed."""
-    others: float
-    """Cores that had others than this process and all that it has started, workers among them."""
-    cores: int
-
-    @property
-    def is_high(self) -> bool:
-        """Whether no core was left, and others had a good part of them: what was timed meanwhile
-        says little of what was measured."""
-        return self.busy > FULL * self.cores and self.others >= OTHERS * self.cores
-
-    def __str__(self) -> str:
-        return f"load {self.busy:.3g} on {self.cores} cores"
-
-
-def core_seconds() -> tuple[float, float, float]:
-    """Seconds until now, those of a core that all processes had, and those that this one had and
-    what it has started, the ended ones too."""
-    times, here, ours = psutil.cpu_times(), psutil.Process(), 0.0
-    busy = sum(getattr(times, kind, 0.0) for kind in _BUSY)
-    for process in [here, *here.children(recursive=True)]:
-        with suppress(psutil.Error):  # it has ended meanwhile: its parent has its time
-            ours += sum(process.cpu_times()[:4])  # its children's too, of those that ended
-    return time.monotonic(), busy, ours
-
-
-def load_since(before: tuple[float, float, float]) -> Load:
-    """The Load since `core_seconds` gave ``before``."""
-    seconds, busy, ours = (now - then for now, then in zip(core_seconds(), before, strict=True))
-    # counters are in hundredths of a second: what is none may seem to be less
-    others, seconds = max(0.0, busy - ours), max(seconds, 1e-9)
-    return Load(busy / seconds, others / seconds, psutil.cpu_count() or 1)

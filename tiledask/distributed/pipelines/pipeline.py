@@ -28,7 +28,7 @@ from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.clocks import now, set_clocks
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.counters import Load, core_seconds, counting, load_since
+from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.progress import announced, ended
 from tiledask.distributed.cluster.room import check_room
 from tiledask.distributed.deadlines import bounded, seconds_of
@@ -100,8 +100,6 @@ class PipelineRun(ProgramRun):
     clock_error: float
     """Seconds by which times of two devices may be wrong against each other: each may be off by its
     own clock's error, and the other way."""
-    load: Load
-    """Of this machine meanwhile; workers elsewhere may have had more room or less."""
 
     def __repr__(self) -> str:
         return super().__repr__().replace("(", f"({self.timeline!r}, ", 1)
@@ -198,9 +196,7 @@ def run_schedule(
         return sum(sorted(clock.error for clock in clocks)[-2:]), made
 
     with counting(workers, max(seconds, PATIENCE)) as counted:
-        before = core_seconds()
         error, done = retry_lost(workers, mesh.at, seconds, attempt)
-        load = load_since(before)
     assert batch is not None
     sizes = [(b - a) * batch[0].nbytes for a, b in split(0, len(batch), schedule.microbatches)]
     sent = ((*ends, program.sent(*ends)) for ends in permutations(mesh.at, 2))
@@ -212,7 +208,7 @@ def run_schedule(
     took[1:][schedule.paired[:-1]] = 0.0  # of a pair each half has the time of both
     replayed = timed(schedule, costs_of(schedule, 0.0, 0.0)._replace(work=took))
     timelines = measured, simulated, replayed
-    return PipelineRun(*joined(done), traffic, *timelines, counted.ledger({}), error, load)
+    return PipelineRun(*joined(done), traffic, *timelines, counted.ledger({}), error)
 
 
 def _ran(
