@@ -1,7 +1,6 @@
 """`td.connect` to a scheduler and workers that were started by hand."""
 
 import asyncio
-import re
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -43,11 +42,6 @@ def client(dask):
         yield client
 
 
-def resources(dask_worker):
-    held = dask_worker.state
-    return dict(held.total_resources), dict(held.available_resources)
-
-
 def the_default():
     """Dask's default client, or None."""
     try:
@@ -56,15 +50,26 @@ def the_default():
         return None
 
 
-def of_scheduler(dask_scheduler):
-    # of a task that ended later a count of 0 may be left: nobody uses it
-    used = ({n for n, v in w.used_resources.items() if v} for w in dask_scheduler.workers.values())
-    there = [dict(w.resources) for w in dask_scheduler.workers.values()]
-    workers = [*zip(there, used, strict=True)]
-    plugins = sorted(re.sub("-.{36}$", "", name) for name in dask_scheduler.plugins)
-    # Dask looks up what tasks that wait ask for, and keeps a name of nobody's for it
-    known = {name: sorted(where) for name, where in dask_scheduler.resources.items() if where}
-    return workers, plugins, known, sorted(dask_scheduler.handlers)
+def of_user(client):
+    """By worker, what there is of the user's resources and what is in use, as both sides see it."""
+
+    def known(dask_scheduler):
+        return {
+            address: (w.resources["own"], w.used_resources["own"])
+            for address, w in dask_scheduler.workers.items()
+        }
+
+    def held(dask_worker):
+        state = dask_worker.state
+        return state.total_resources["own"], state.available_resources["own"]
+
+    return client.run_on_scheduler(known), client.run(held)
+
+
+def slots_of(client):
+    """The resources of workers that are not the user's, in order."""
+    held = client.run(lambda dask_worker: {*dask_worker.state.total_resources} - {"own"})
+    return sorted(map(sorted, held.values()))
 
 
 def test_products_schedules_trainings_claims_files_and_rank_functions_run(client, tmp_path):
@@ -101,29 +106,24 @@ def test_products_schedules_trainings_claims_files_and_rank_functions_run(client
 def test_a_client_has_one_cluster_and_keeps_everything_of_its_own(client, dask):
     waits = lambda: __import__("distributed").Event("go on").wait(240)  # noqa: E731
     busy = client.submit(waits, resources={"own": 1}, pure=False)
-    wait_until(lambda: any(used for _, used in client.run_on_scheduler(of_scheduler)[0]))
-    before = client.run(resources), client.run_on_scheduler(of_scheduler)
-    default = the_default()
+    wait_until(lambda: any(used for _, used in of_user(client)[0].values()))
+    before, default = of_user(client), the_default()
     mesh = td.Mesh(client, (2,))
     cluster = mesh.cluster
     try:
         assert td.Mesh(client, 2).cluster is cluster is td.connect(client)
         assert td.connect(dask.address) is cluster
         assert cluster.slots == 2
-        assert {frozenset(has) for has, _ in client.run(resources).values()} == {
-            frozenset({"own", "slot0", "beside0"}),
-            frozenset({"own", "slot1", "beside1"}),
-        }
+        assert slots_of(client) == [["beside0", "slot0"], ["beside1", "slot1"]]
         assert the_default() is default
-        assert any(used == {"own"} for _, used in client.run_on_scheduler(of_scheduler)[0])
+        assert of_user(client) == before
     finally:
         cluster.close()
     cluster.close()
-    after = client.run(resources), client.run_on_scheduler(of_scheduler)
-    assert after == before
+    assert of_user(client) == before
     Event("go on", client=client).set()
     busy.result(240)
-    wait_until(lambda: not any(used for _, used in client.run_on_scheduler(of_scheduler)[0]))
+    wait_until(lambda: not any(used for _, used in of_user(client)[0].values()))
     assert client.submit(sum, [1, 2], pure=False).result(240) == 3
     with pytest.raises(ClusterLostError, match=r"closed.*td\.connect"):
         td.distribute(np.eye(4), mesh, [td.Shard(0)])
@@ -179,22 +179,30 @@ def test_fewer_workers_than_asked_and_a_late_one_with_less_memory(dask, client):
     wait_until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 2)
 
 
-def test_slots_go_with_a_client_that_does_not_say_goodbye(dask, client):
-    before = client.run_on_scheduler(of_scheduler)
-    other = Client(dask.address, set_as_default=False)
-    mesh = td.Mesh(other, (2,))
-    assert client.run_on_scheduler(of_scheduler) != before
+def test_slots_of_a_client_that_did_not_say_goodbye_are_the_next_ones(dask, client):
+    """Numbered without gaps, also where its last task still runs."""
+    other, late = Client(dask.address, set_as_default=False), dask.worker("--no-nanny")
+    left = td.connect(other, workers=3, timeout=240)
+    waits = lambda: __import__("distributed").Event("end").wait(240)  # noqa: E731
+    busy = [left.submit(slot, waits) for slot in range(3)]
+    wait_until(lambda: len([*filter(None, client.processing().values())]) == 3)
+    late.terminate()
     other.close()
-    wait_until(lambda: client.run_on_scheduler(of_scheduler) == before)
+    wait_until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 2)
     with pytest.raises(ClusterLostError, match="closed"):
-        mesh.cluster.check_alive()
-    with td.connect(client) as cluster:  # whoever is gone is in nobody's way
+        left.check_alive()
+    with td.connect(client, timeout=240) as cluster:
         assert cluster.slots == 2
-    mesh.cluster.close()
+        assert slots_of(client) == [["beside0", "slot0"], ["beside1", "slot1"]]
+        Event("end", client=client).set()
+        A = td.distribute(np.eye(4), td.Mesh(cluster, (2,)), [td.Shard(0)])
+        assert td.to_numpy(A @ A).trace() == 4
+    left.close()
+    del busy
 
 
 def test_workers_of_start_cluster_keep_their_slots_and_all_they_have(cluster):
-    before = cluster.client.run(resources), cluster.run(equipment)
+    before = slots_of(cluster.client), cluster.run(equipment)
     with Client(cluster.client.scheduler.address, set_as_default=False) as second:
         with td.connect(second) as attached:
             assert attached.slots == cluster.slots
@@ -203,7 +211,7 @@ def test_workers_of_start_cluster_keep_their_slots_and_all_they_have(cluster):
             assert td.to_numpy(A @ A).trace() == 8
         assert td.connect(cluster.client) is cluster
         assert td.connect(cluster.given) is cluster
-    assert (cluster.client.run(resources), cluster.run(equipment)) == before
+    assert (slots_of(cluster.client), cluster.run(equipment)) == before
 
 
 def equipment(dask_worker):

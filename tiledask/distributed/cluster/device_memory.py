@@ -15,7 +15,7 @@ from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import namespace
 from tiledask.tile.memory import Refused
 
-__all__ = ["allocate", "cap", "give_back", "held", "peak_bytes", "reachable", "reset_peak", "take"]
+__all__ = ["allocate", "cap", "held", "peak_bytes", "reachable", "reset_peak", "take"]
 
 UNIT = 512
 """Bytes that CuPy's pool rounds sizes up to a multiple of."""
@@ -50,16 +50,6 @@ def take(cap: int | None, most: int | None, sharers: int) -> None:
             f"a worker cannot use its GPU ({type(error).__name__}: {error}): it may be full, or "
             f"let one process use it at a time (nvidia-smi -c 0 lifts that); or take device='cpu'"
         ) from None
-
-
-def give_back() -> None:
-    """Have CuPy take memory from its pool as it does by itself; what is free goes to the driver."""
-    global _pool, _cap
-    if _pool is not None:
-        _pool.set_limit(size=0)
-        namespace("cupy").cuda.set_allocator(_pool.malloc)
-        _pool.free_all_blocks()
-    _pool = _cap = None
 
 
 def allocate(nbytes: int) -> Any:

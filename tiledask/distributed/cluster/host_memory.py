@@ -31,7 +31,7 @@ from tornado.ioloop import PeriodicCallback
 from tiledask.distributed.cluster import device_memory
 
 __all__ = ["KEEP_SECONDS", "LARGE", "RESERVE", "cap_memory", "capped", "empty", "held", "keep"]
-__all__ += ["keep_nothing", "peak_bytes", "reset_peak"]
+__all__ += ["peak_bytes", "reset_peak"]
 
 KEEP_SECONDS = 10.0
 """How long memory waits for a block."""
@@ -98,7 +98,7 @@ def keep(worker: Any) -> None:
     """Keep the memory of this worker's blocks for others from now on."""
     global _room, _most
     manager = worker.memory_manager
-    if sys.platform != "linux" or not manager.memory_limit:
+    if sys.platform != "linux" or not manager.memory_limit or _room:
         return
     _room = int(manager.memory_limit * KEEP_SHARE)
     shares = manager.memory_spill_fraction or 1.0, manager.memory_pause_fraction or 1.0
@@ -110,16 +110,6 @@ def keep(worker: Any) -> None:
     forgets = worker.periodic_callbacks["tiledask-kept"] = PeriodicCallback(_forget, 2000)
     if worker.status is Status.running:  # else it starts with the others
         forgets.start()
-
-
-def keep_nothing(worker: Any) -> None:
-    """Give what is kept to the system, and keep nothing any more."""
-    global _room
-    _room = 0
-    if forgets := worker.periodic_callbacks.pop("tiledask-kept", None):
-        forgets.stop()
-        _forget()
-        _set_malloc(2**17, 2**17)
 
 
 def _set_malloc(mapped: int, free: int) -> None:

@@ -3,8 +3,9 @@
     scheduler   Slots     worker -> slot; one that comes takes the lowest number that is free
     worker      Equip     asks for its slot, and has the resources slot3 and beside3 from then on
 
-Both are plugins of Dask's, so a worker that replaces another comes back to its slot. They go with
-the last client that has asked for slots, however it ends.
+Both are plugins of Dask's, so a worker that replaces another comes back to its slot. On workers
+that somebody else started they stay, in nobody's way: whoever connects when no other client has
+slots numbers the workers anew, and equips them again.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import os
 import signal
 import threading
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -27,10 +29,9 @@ from threadpoolctl import threadpool_limits
 from tiledask.distributed.cluster import device_arrays, device_memory, host_memory
 from tiledask.distributed.cluster.cluster import PAGE
 from tiledask.distributed.cluster.spool import AS_HOST, this_host
-from tiledask.distributed.cluster.tasks import slot_on
 from tiledask.tile import matmul
 
-__all__ = ["BLAS_THREADS", "Equip", "Slots", "join", "leave", "warm_up"]
+__all__ = ["BLAS_THREADS", "Equip", "Slots", "join", "warm_up"]
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What BLAS libraries read to learn how many threads they may use."""
@@ -38,32 +39,43 @@ _PAGE_MODULE = "tiledask.lab.dashboard"
 """What people look at: loaded on the scheduler by this name, and imported nowhere below it."""
 _TRANSFERS = 100_000
 """Transfers that a worker remembers: they are counted."""
+_KINDS = "slot", "beside"
 
 
-def _resources(slot: int) -> tuple[str, str]:
-    return f"slot{slot}", f"beside{slot}"
+def _resources(slot: int) -> list[str]:
+    return [f"{kind}{slot}" for kind in _KINDS]
+
+
+def _slotted(resources: Iterable[str]) -> list[str]:
+    """Those of a worker's resources that belong to a slot."""
+    return [name for name in resources if name.rstrip("0123456789") in _KINDS]
 
 
 class Slots(SchedulerPlugin):
-    """Which worker of a scheduler is in which slot, for as long as a client needs slots."""
+    """Which worker of a scheduler is in which slot."""
 
     name = "tiledask-slots"
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         self.slots: dict[str, int] = {}
-        """Of a worker's address; neighbours on one host come after each other."""
+        """Of a worker's address."""
         self.clients: set[str] = set()
-        self.page = False
-        """Whether what collects for the dashboard's page was put there with this."""
-        for *_, address in sorted(
-            (w.host, w.name if isinstance(w.name, int) else 0, w.address)
-            for w in scheduler.workers.values()
-        ):
-            self.add_worker(scheduler, address)
         scheduler.handlers["tiledask_slot"] = lambda address: self.slots[address]
         scheduler.handlers["tiledask_ready"] = self.ready
         scheduler.handlers["tiledask_clock"] = lambda: time()
+
+    def taken_by(self, client: str) -> bool:
+        """Whether ``client`` is the only one that has slots, which are numbered anew then:
+        neighbours on one host come after each other."""
+        self.clients = {client, *(self.clients & self.scheduler.clients.keys())}
+        if alone := len(self.clients) == 1:
+            places = sorted(
+                (w.host, w.name if isinstance(w.name, int) else 0, w.address)
+                for w in self.scheduler.workers.values()
+            )
+            self.slots = {address: slot for slot, (*_, address) in enumerate(places)}
+        return alone
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Give a worker that has come its slot, for which it will ask."""
@@ -74,16 +86,13 @@ class Slots(SchedulerPlugin):
         """Free the slot of a worker that has gone."""
         self.slots.pop(worker, None)
 
-    def remove_client(self, scheduler: Any, client: str) -> None:
-        """A client that was closed or killed leaves too."""
-        if client in self.clients and not scheduler._ongoing_background_tasks.closed:
-            scheduler._ongoing_background_tasks.call_soon(leave, client, scheduler)
-
     def ready(self, address: str) -> None:
         """Let a worker that is equipped have the tasks of its slot."""
         scheduler = self.scheduler
         if known := scheduler.workers.get(address):
             # not Dask's set_resources: it forgets what of the worker's other resources is in use
+            for name in _slotted(known.resources):
+                del known.resources[name], scheduler.resources[name][address]
             for name in _resources(self.slots[address]):
                 known.resources[name] = 1
                 known.used_resources.setdefault(name, 0)
@@ -91,46 +100,18 @@ class Slots(SchedulerPlugin):
             unrunnable = scheduler.bulk_schedule_unrunnable_after_adding_worker(known)
             scheduler.transitions(unrunnable, f"tiledask-ready-{time()}")
 
-    async def end(self) -> None:
-        """Take everything back, from the workers and from the scheduler."""
-        scheduler = self.scheduler
-        for address, slot in self.slots.items():
-            known = scheduler.workers[address]
-            for name in _resources(slot):
-                known.resources.pop(name, None)
-                scheduler.resources.pop(name, None)
-                if not known.used_resources.get(name):  # else a task that ends gives it back
-                    known.used_resources.pop(name, None)
-        with suppress(Exception):  # of a worker that dies, or if none was equipped yet
-            await scheduler.unregister_worker_plugin(None, Equip.name)
-        for name in ("slot", "ready", "clock"):
-            del scheduler.handlers[f"tiledask_{name}"]
-        scheduler.remove_plugin(self.name)
-        if self.page and PAGE in scheduler.plugins:
-            scheduler.remove_plugin(PAGE)
 
-
-async def join(client: str, page: bool, dask_scheduler: Any) -> tuple[dict[str, int], bool]:
+async def join(client: str, page: bool, dask_scheduler: Any) -> tuple[dict[str, int], bool, bool]:
     """Number the workers for ``client``, on the scheduler: (the slot at each address, whether the
-    dashboard has the page)."""
+    workers are to be equipped, whether the dashboard has the page)."""
     if (plugin := dask_scheduler.plugins.get(Slots.name)) is None:
         plugin = Slots(dask_scheduler)
         dask_scheduler.add_plugin(plugin)
         if page and PAGE not in dask_scheduler.plugins:
             with suppress(Exception):  # a page is worth no cluster
                 await import_module(_PAGE_MODULE).open_page(dask_scheduler)
-                plugin.page = True
-    plugin.clients.add(client)
-    return plugin.slots, PAGE in dask_scheduler.plugins
-
-
-async def leave(client: str, dask_scheduler: Any) -> None:
-    """Let ``client`` go without its slots, and with the last client all of them."""
-    plugin = dask_scheduler.plugins.get(Slots.name)
-    if plugin is not None and client in plugin.clients:
-        plugin.clients.remove(client)
-        if not plugin.clients:
-            await plugin.end()
+    alone = plugin.taken_by(client)
+    return plugin.slots, alone, PAGE in dask_scheduler.plugins
 
 
 # -- on a worker -----------------------------------------------------------------------------------
@@ -166,6 +147,8 @@ class Equip(WorkerPlugin):
         if self.hosts:
             os.environ[AS_HOST] = self.hosts[slot]
             this_host.cache_clear()
+        for name in [*blocks.exchanges]:  # of clients that were killed
+            blocks.end_exchange(name)
         device_arrays.register(on_host=False)
         worker.handlers["tiledask_read"] = blocks.serve
         tickets.let_siblings_read()
@@ -185,25 +168,13 @@ class Equip(WorkerPlugin):
                 together = threading.Barrier(size).wait
                 await asyncio.gather(*(start(pool, together) for _ in range(size)))
             host_memory.cap_memory(self.cap)
+        state = worker.state
+        for name in _slotted(state.total_resources):
+            del state.total_resources[name]
         for name in _resources(slot):
-            worker.state.total_resources[name] = worker.state.available_resources[name] = 1
+            state.total_resources[name] = 1
+            state.available_resources.setdefault(name, 1)  # 0: a task of an earlier client ends yet
         await worker.scheduler.tiledask_ready(address=worker.address)
-
-    def teardown(self, worker: Any) -> None:
-        """Leave ``worker`` as it was."""
-        from tiledask.distributed.transport import blocks
-
-        if (slot := slot_on(worker)) >= 0:
-            for name in _resources(slot):
-                del worker.state.total_resources[name]
-                if worker.state.available_resources[name]:  # else a task that ends gives it back
-                    del worker.state.available_resources[name]
-        for name in list(blocks.exchanges):
-            blocks.end_exchange(name)
-        worker.handlers.pop("tiledask_read", None)
-        host_memory.keep_nothing(worker)
-        if self.pool is not None:
-            device_memory.give_back()
 
 
 def warm_up() -> None:

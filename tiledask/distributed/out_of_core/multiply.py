@@ -12,6 +12,7 @@ process and with other workers.
 
 import os
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, Reporter, watching
 from tiledask.distributed.cluster.room import room_of
-from tiledask.distributed.connecting.connect import check_shared, cluster_of
+from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import DEADLINE, seconds_of
 from tiledask.distributed.out_of_core.journal import Journal, differences
 from tiledask.distributed.out_of_core.stored import StoredArray, describe, materialize, open_array
@@ -91,8 +92,8 @@ def multiply_stored(
     """C = A @ B from files into a file, as a StoredProduct.
 
     cluster
-        On one that td.connect gave, workers must find A, B and the folder of ``out`` as they are
-        here, on a file system that all share: that is looked at first, else ConfigError.
+        Its workers must find A, B and the result where they are here: on several hosts, on a file
+        system that all share. ConfigError names the host that does not.
     out
         A path, .npy or .zarr, which is created, if it exists and is no unfinished product only
         with ``overwrite``; or a StoredArray, whose elements are replaced. One call at a time works
@@ -130,7 +131,6 @@ def multiply_stored(
     slow = DEADLINE + 2 * m * n * k / cluster.slots / _SLOW
     seconds = slow if timeout is None else seconds_of(timeout)
     c, goes_on = _target(out, a, b, resume, overwrite)
-    check_shared(cluster, [a.path, b.path], [os.path.dirname(c.path)])
     how, journal = (kernel, tile and as_tile(tile)), Journal(c.path)
     product = a, b, c, how
     about = {"A": a.stamp(), "B": b.stamp(), "result": repr(c), "kernel and tile": repr(how)}
@@ -231,8 +231,7 @@ def _run(
     progress: Progress,
 ) -> tuple[int, Counted]:
     """(bytes that all workers read, what was counted meanwhile)."""
-    for chunked in [x.path for x in product[:3] if x.chunks][:1]:
-        cluster.run(open_array, chunked)  # so that zarr is loaded before memory is counted
+    cluster.run(_find, product[:3])
     run, (m, n, k) = uuid.uuid4().hex, plan.problem.extents
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(journal.path.stem)}"
     tiles = [(slot, region) for slot, mine in enumerate(plan.tiles) for region in mine]
@@ -258,6 +257,12 @@ def _run(
                 stopped = [cluster.submit(slot, int) for slot in range(cluster.slots)]
                 cluster.gather(stopped, "the end", _LETTING_GO)
             raise
+
+
+def _find(arrays: Sequence[StoredArray]) -> None:
+    """Raise ConfigError where a worker lacks a file; zarr is loaded before memory is counted."""
+    for array in arrays:
+        open_array(array.path)
 
 
 def _multiply_tile(

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from platform import node
 from typing import Any
 
 import numpy as np
@@ -133,7 +134,7 @@ def open_array(path: str | os.PathLike[str]) -> StoredArray:
     """
     name = os.path.abspath(path)
     if not os.path.exists(name):
-        raise ConfigError(f"there is no file {name}; td.create_array makes one")
+        raise ConfigError(f"there is no file {name} on {node()}; td.create_array makes one")
     with on_disk(name):
         found = (zarr if os.path.isdir(name) else npy).look(name)
     # chunks of a shard are written together

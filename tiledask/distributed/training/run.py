@@ -25,7 +25,6 @@ from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.cluster.room import MARGIN, SLACK, check_room
-from tiledask.distributed.connecting.connect import check_shared
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records, Total
@@ -37,7 +36,7 @@ from tiledask.distributed.training.config import AXES, RankConfig, TrainingConfi
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.job import StateKept, TrainedRank, train_rank
 from tiledask.distributed.training.progress import Listener, Report, watched
-from tiledask.errors import PlacementError
+from tiledask.errors import ConfigError, PlacementError
 from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
@@ -259,8 +258,11 @@ def train(
     mesh = None
     if isinstance(ranks, Mesh):
         mesh = Mesh(ranks.cluster, config.shape, AXES, ranks.slots)
-        if config.folder is not None:
-            check_shared(mesh.cluster, write=(config.folder,))
+        if config.folder and not all(mesh.cluster.run(os.path.isdir, config.folder)):
+            raise ConfigError(
+                f"{config.folder} is not there on every worker's host; take a folder on a file "
+                f"system that all of them share"
+            )
     program = step_program(config, config.shape).check()
     saves = config.folder is not None and config.first < config.steps
     end = end_program(config, config.shape, saves).check()
