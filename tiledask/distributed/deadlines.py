@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from inspect import signature
@@ -22,10 +22,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from tiledask.errors import ConfigError
 
-__all__ = [
-    *("DEADLINE", "GRACE", "HEAR", "LAST", "Left", "bounded", "keep_interrupts"),
-    *("left_of", "seconds_of", "until"),
-]
+__all__ = ["DEADLINE", "GRACE", "HEAR", "LAST", "Left", "bounded", "keep_interrupts", "left_of"]
+__all__ += ["seconds_of", "until"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,15 +54,16 @@ class Left(NamedTuple):
         return max(0.0, self.end - time.monotonic())
 
 
-_call: ContextVar[tuple[float, float]] = ContextVar("deadline", default=(float("inf"), 0.0))
-"""(end, seconds) of the public call."""
+_ENDLESS = Left(float("inf"), 0.0)
+_call: ContextVar[Left] = ContextVar("deadline", default=_ENDLESS)
+"""How long the public call may take."""
 
 
 def seconds_of(timeout: float | None) -> float:
     """Seconds to wait: ``timeout``, or DEADLINE for None."""
     if timeout is None:
         return DEADLINE
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    number = isinstance(timeout, int | float) and timeout is not True
     if not number or not 0 < timeout < float("inf"):
         raise ConfigError(
             f"a timeout is a number of seconds above 0, got {timeout!r}; None takes {DEADLINE:g}"
@@ -81,7 +80,7 @@ def until(seconds: float, grace: float = 0.0) -> Iterator[None]:
     ...         left_of(300).seconds <= 5, left_of(300).said, left_of(1).said
     (True, 5, 1)
     """
-    token = _call.set(min(_call.get(), (time.monotonic() + seconds + grace, seconds)))
+    token = _call.set(min(_call.get(), Left(time.monotonic() + seconds + grace, seconds)))
     try:
         yield
     finally:
@@ -90,10 +89,10 @@ def until(seconds: float, grace: float = 0.0) -> Iterator[None]:
 
 def left_of(seconds: float) -> Left:
     """How long a wait of ``seconds`` may take here."""
-    (end, said), now = _call.get(), time.monotonic()
-    if now + seconds <= end:
+    call, now = _call.get(), time.monotonic()
+    if now + seconds <= call.end:
         return Left(now + seconds, seconds)
-    return Left(now + min(seconds, max(LAST, end - now)), said)
+    return Left(now + min(seconds, max(LAST, call.end - now)), call.said)
 
 
 def bounded(function: Callable[P, T]) -> Callable[P, T]:
@@ -104,12 +103,11 @@ def bounded(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def ends(*args: P.args, **options: P.kwargs) -> T:
-        given = asked.bind_partial(*args, **options).arguments
-        timeout = given.get("timeout", asked.parameters["timeout"].default)
+        given = asked.bind_partial(*args, **options)
+        given.apply_defaults()
+        timeout = given.arguments["timeout"]
         try:
-            if timeout is None:
-                return function(*args, **options)
-            with until(seconds_of(timeout), GRACE):
+            with until(seconds_of(timeout), GRACE) if timeout is not None else nullcontext():
                 return function(*args, **options)
         except KeyboardInterrupt as error:
             del given, args, options
@@ -126,8 +124,6 @@ def keep_interrupts() -> None:
     lock of the interpreter, so on a busy client Ctrl-C often falls into it.
     """
     before = sys.unraisablehook
-    if getattr(before, "__name__", "") == "again":
-        return
 
     def again(found: Any) -> None:
         if found.exc_type is KeyboardInterrupt:
@@ -135,4 +131,5 @@ def keep_interrupts() -> None:
         else:
             before(found)
 
-    sys.unraisablehook = again
+    if getattr(before, "__name__", "") != again.__name__:
+        sys.unraisablehook = again

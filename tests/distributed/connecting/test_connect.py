@@ -99,7 +99,7 @@ def test_products_schedules_trainings_claims_files_and_rank_functions_run(client
     np.save(tmp_path / "a.npy", a := RNG.standard_normal((50, 50)))
     A = td.open_array(tmp_path / "a.npy")
     C = td.matmul(A, A, out=tmp_path / "c.npy", cluster=client)
-    np.testing.assert_allclose(C[:, :], a @ a, atol=1e-12)
+    np.testing.assert_allclose(np.load(C.path), a @ a, atol=1e-12)
     attached.close()
 
 
@@ -164,7 +164,7 @@ def test_fewer_workers_than_asked_and_a_late_one_with_less_memory(dask, client):
                 f"(slot {small}: ",
                 "300 MB",
                 "needs least",
-                "workers with a higher memory_limit",
+                "workers with more memory",
             ):
                 assert word in str(refused.value)
             A, B = operands(*large)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles.elements import elements
 from oracles.waiting import wait_until
 
 from tiledask.distributed.out_of_core import multiply
+from tiledask.distributed.out_of_core import stored as stored_arrays
 from tiledask.distributed.out_of_core.multiply import multiply_stored
 from tiledask.distributed.out_of_core.stored import StoredArray, create_array, open_array
 from tiledask.errors import ConfigError, DeadlineError, DoesNotFitError, KernelError, PlacementError
@@ -43,8 +45,8 @@ def operands(folder, m, k, n, dtype="f4", lies=("C", "C"), scale=1):
 
 
 def check(c, a, b):
-    right = (a[:, :].astype("f8") @ b[:, :].astype("f8")).astype(a.dtype)
-    np.testing.assert_array_equal(c[:, :], right)
+    right = (elements(a).astype("f8") @ elements(b).astype("f8")).astype(a.dtype)
+    np.testing.assert_array_equal(elements(c), right)
     assert c.traffic.predicted == c.traffic.measured
     assert c.traffic.measured.total == 0
     assert c.bytes_read.predicted == c.bytes_read.measured
@@ -67,14 +69,14 @@ SIZES += [((30, 4000, 20), "f2")]  # halves are summed in float32, panel by pane
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("lies", [("C", "C", "C"), ("C", 30, "C"), (40, 33, 50)])
+@pytest.mark.parametrize("lies", [("C", "C", "npy"), ("C", 30, "npy"), (40, 33, "zarr")])
 @pytest.mark.parametrize(("sizes", "dtype"), SIZES)
-def test_ragged_sizes_in_every_form(cluster, tmp_path, sizes, dtype, lies):
+def test_ragged_sizes_in_every_form(cluster, tmp_path, monkeypatch, sizes, dtype, lies):
+    monkeypatch.setattr(stored_arrays, "CHUNK", 50)
     m, k, n = sizes
     a, b = operands(tmp_path, m, k, n, dtype, lies[:2])
-    out = stored(tmp_path / "c", np.full((m, n), np.nan, dtype), lies[2])
-    least = 8_600_000 + (0 if lies == ("C", "C", "C") else 100_000)
-    c = multiply_stored(a, b, out, cluster, memory_limit=least)
+    least = 8_600_000 + (0 if lies == ("C", "C", "npy") else 100_000)
+    c = multiply_stored(a, b, tmp_path / f"c.{lies[2]}", cluster, memory_limit=least)
     check(c, a, b)
     assert c.plan.cuts.panel < 4000
 
@@ -86,27 +88,26 @@ def test_a_result_is_created_and_never_overwritten_unasked(cluster, tmp_path, dt
     a, b = operands(tmp_path, 100, 90, 80, dtype, lies=("C", 32))
     c = multiply_stored(a, b, tmp_path / name, cluster, memory_limit="60MB")
     check(c, a, b)
-    np.testing.assert_array_equal(open_array(tmp_path / name)[:, :], c[:, :])
+    np.testing.assert_array_equal(elements(open_array(tmp_path / name)), elements(c))
     assert isinstance(c, StoredArray)
     assert c.seconds > 0
     one = stored(tmp_path / "e", np.eye(80, 7, dtype=dtype))
     for kernel in ("tiled", "loops"):
         d = multiply_stored(c, one, tmp_path / f"{kernel}.npy", cluster, kernel=kernel)
-        np.testing.assert_array_equal(d[:, :], c[:, :7])
+        np.testing.assert_array_equal(elements(d), elements(c)[:, :7])
     with pytest.raises(ConfigError, match=r"exists and is no unfinished product; overwrite=True"):
         multiply_stored(a, b, c.path, cluster)
     check(multiply_stored(a, b, c.path, cluster, overwrite=True), a, b)
-    check(multiply_stored(a, b, open_array(c.path), cluster), a, b)  # what is given is to be filled
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("n", "lies"), [(2500, ("C", "C", "C")), (2048, (400, 400, 400))])
-def test_memory_far_below_the_operands_is_enough(cluster, tmp_path, n, lies):
+@pytest.mark.parametrize(("n", "lies"), [(2500, ("C", "C", "npy")), (2048, (400, 400, "zarr"))])
+def test_memory_far_below_the_operands_is_enough(cluster, tmp_path, monkeypatch, n, lies):
+    monkeypatch.setattr(stored_arrays, "CHUNK", 400)
     limit = min(40_000_000, n * n * 8)
     a, b = operands(tmp_path, n, n, n, "f8", lies[:2])
-    out = stored(tmp_path / "c", np.zeros((n, n)), lies[2])
     assert 3 * a.nbytes > 2.5 * limit
-    c = multiply_stored(a, b, out, cluster, memory_limit=limit)
+    c = multiply_stored(a, b, tmp_path / f"c.{lies[2]}", cluster, memory_limit=limit)
     check(c, a, b)
     predicted, measured = c.memory.predicted, c.memory.measured.per_place
     assert predicted.peak <= limit
@@ -145,7 +146,7 @@ def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatc
     same_cuts = lambda problem, slots, limit: plan_cuts(problem, d.plan.cuts, slots, limit)  # noqa: E731
     monkeypatch.setattr(multiply, "plan_stream", same_cuts)
     whole = multiply_stored(a, b, tmp_path / "whole.npy", cluster, **SLOW | {"tile": 12})
-    assert whole[:, :].tobytes() == d[:, :].tobytes()
+    assert elements(whole).tobytes() == elements(d).tobytes()
 
 
 K = 450
@@ -181,7 +182,7 @@ def test_an_interrupted_product_goes_on_or_says_why_not(cluster, tmp_path):
     plan = Path(f"{c}.tiledask")
     right = plan.read_text()
     about = json.loads(right.splitlines()[0])
-    for text in ("{", "[1]", json.dumps(about | {"cuts": [[0, 700], [0, 700], 5]}), right + "x"):
+    for text in ("{", "[1]", json.dumps(about | {"cuts": [[0, 0], [0, 7], 5]}), right + "x"):
         plan.write_text(text + "\n")
         with pytest.raises(ConfigError, match=r"is damaged.*resume=False starts over"):
             product()
@@ -225,8 +226,7 @@ def test_what_does_not_go_together(cluster, tmp_path):
     square = stored(tmp_path / "square", integers((30, 30), 3))
     for error, words, (x, y, z), options in [
         (PlacementError, "30 columns and B .* 20 rows", (a, a, out), {}),
-        (ConfigError, "is an operand", (a, square, a), {}),
-        (PlacementError, "name another file", (a, b, b), {}),
+        (ConfigError, "is an operand", (a, square, a.path), {}),
         (KernelError, "no tile to choose", (a, b, out), {"tile": 8}),
         (ConfigError, "a timeout is a number", (a, b, out), {"timeout": -1}),
         (DoesNotFitError, "allowed are 1 MB", (a, b, out), {"memory_limit": "1MB"}),

@@ -117,7 +117,7 @@ def test_weights_that_came_apart_are_refused(monkeypatch, label, shape, words):
 def test_a_training_that_does_not_fit_is_refused_before_anything_runs(cluster, monkeypatch):
     mesh, tasks = td.Mesh(cluster, (2, 1, 1)), cluster.given.scheduler.tasks
     monkeypatch.setattr(cluster, "memory_limits", (40_000_000,) * cluster.slots)
-    before, words = len(tasks), r"slot 0 leaves .*: workers with a higher memory_limit"
+    before, words = len(tasks), r"slot 0 leaves .*: workers with more memory"
     with pytest.raises(errors.DoesNotFitError, match=words):
         go(mesh, WIDE)
     assert len(tasks) == before

@@ -8,11 +8,12 @@ At ``at`` Dask moves blocks to disk or pauses the worker (``distributed.worker.m
 kernel refuses memory (memory_cap). The room is the least that any rule leaves anywhere.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tiledask.distributed.cluster import device_memory, host_memory
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.counters import Call
 from tiledask.distributed.cluster.tasks import keys_of, slot_of, slot_on
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import DoesNotFitError
@@ -25,6 +26,7 @@ MARGIN = 16 * 2**20
 """Bytes by which one worker that does nothing may weigh more than another."""
 SLACK = 1.05
 """What a process takes over the arrays of a rank: what they are sent in, and the allocator."""
+MORE = "workers with more memory, or more of them"
 
 
 class Room(NamedTuple):
@@ -34,8 +36,6 @@ class Room(NamedTuple):
     """Bytes that the worker leaves."""
     why: str
     """Who stops it there, in words."""
-    option: str
-    """The option of the workers that moves that; empty for what none moves."""
     limit: int | None = None
     """Bytes that the call allows itself."""
 
@@ -49,15 +49,14 @@ class Room(NamedTuple):
         return f"{format_bytes(self.bytes)} ({own if self.bytes == self.limit else self.why})"
 
     def raised(self, need: int) -> str:
-        """What would let a rank hold ``need`` bytes; empty if no option of workers moves that.
+        """What would let a rank hold ``need`` bytes.
 
-        >>> room = Room(20_000_000, "", "memory_cap", limit=8)
+        >>> room = Room(20_000_000, "", limit=8)
         >>> room.raised(9_000_000), room.raised(30_000_000)
-        ("memory_limit='9 MB'", 'workers with a higher memory_cap')
+        ("memory_limit='9 MB'", 'workers with more memory, or more of them')
         """
-        if need <= self.free:
-            return f"memory_limit={format_up(need)!r}"
-        return self.option and f"workers with a higher {self.option}"
+        fits = need <= self.free
+        return f"memory_limit={format_up(need)!r}" if fits else MORE
 
 
 def room_of(
@@ -85,20 +84,18 @@ def check_room(
     """Raise DoesNotFitError where the slot of a rank leaves less than the bytes that it ``needs``
     at its fullest for ``what``."""
     function, args = asks_room(cluster, alone=True)
-    found = cluster.run(function, *args, timeout=timeout)
-    rooms = [(found[slot], need) for slot, need in zip(slots, needs, strict=True)]
-    rank, (room, need) = max(enumerate(rooms), key=lambda each: each[1][1] - each[1][0].free)
-    if need > room.free:
+    found: list[Room] = cluster.run(function, *args, timeout=timeout)
+    lacking = [need - found[slot].free for slot, need in zip(slots, needs, strict=True)]
+    if (most := max(lacking)) > 0:
+        rank = lacking.index(most)
         raise DoesNotFitError(
-            f"{what} takes {format_bytes(need)} on rank {rank}, and slot {slots[rank]} leaves "
-            f"{room}. What would fit: {room.raised(need) or 'more ranks, or less on each'}"
+            f"{what} takes {format_bytes(needs[rank])} on rank {rank}, and slot {slots[rank]} "
+            f"leaves {found[slots[rank]]}. What would fit: {MORE}, or less on each"
         )
 
 
-def asks_room(
-    cluster: Cluster, arrays: Sequence[Sequence[Any]] = (), alone: bool = False
-) -> tuple[Callable[..., Room], tuple[Any, ...]]:
-    """What `room_of` has every worker do, for who asks them anyway: a function and arguments."""
+def asks_room(cluster: Cluster, arrays: Sequence[Sequence[Any]] = (), alone: bool = False) -> Call:
+    """What `room_of` has every worker do, for who asks them anyway."""
     keys = [keys_of(blocks) for blocks in arrays]
     return _room, (keys, cluster.backend, cluster.memory_limits, alone)
 
@@ -112,9 +109,6 @@ def as_room(found: Sequence[Room], limit: int | str | None, slots: Sequence[int]
 
 # -- on a worker -----------------------------------------------------------------------------------
 
-_Rule = tuple[int, int, str, str]
-"""Bytes that must not be passed, bytes held, words, the option of the workers that moves that."""
-
 
 def _room(
     keys: list[dict[int, str]], backend: str, limits: Sequence[int], alone: bool, dask_worker: Any
@@ -125,40 +119,35 @@ def _room(
     fast = getattr(data, "device", getattr(data, "fast", data))
     mine = [each[slot] for each in keys if each.get(slot) in fast]
     own, limit = sum(getattr(fast[key], "nbytes", 0) for key in mine), limits[slot]
-    has = f"a worker has {format_bytes(limit)}"
-    if backend == "cupy":
-        held, cap = device_memory.held(), device_memory.cap()
-        used, rules = held - own, [(limit, held - own, f"{has} of its GPU", "")]
-        if probe().devices[0].integrated:  # what the GPU holds is the host's
-            held += host_memory.held()
-            rules += _of_dask(dask_worker, data.fast, held, own, alone)
-        else:
-            at = int(0.95 * device_memory.reachable())  # the rest is for what lies between blocks
-            rules.append((at, used, f"{format_bytes(at)} of its GPU are free for it now", ""))
+    # (bytes that must not be passed, bytes held, words)
+    rules = list[tuple[int, int, str]]()
+    has, process = f"a worker has {format_bytes(limit)}", 0
+    if backend == "numpy":
+        cap, used = host_memory.capped() or (None, own)
+        rules.append((limit, 0, has))
+        process = host_memory.held()
     else:
-        cap, used = host_memory.capped() or (None, 0)
-        used, rules = used - own, [(limit, 0, has, "memory_limit")]
-        rules += _of_dask(dask_worker, fast, host_memory.held(), own, alone)
-    if cap is not None:  # first: the worker's limit is the same
-        rules.insert(0, (cap, used, f"memory_cap={format_bytes(cap)}", "memory_cap"))
-    at, held, words, option = min(rules, key=lambda rule: rule[0] - max(0, rule[1]))
-    words += f", and {format_bytes(held)} are held already" if held > 0 else ""
-    return Room(max(0, at - max(0, held)), f"slot {slot}: {words}", option)
-
-
-def _of_dask(worker: Any, fast: Any, process: int, own: int, alone: bool) -> Iterator[_Rule]:
-    """Where Dask steps in, by what the process holds or by the sum of its blocks."""
-    manager, managed = worker.memory_manager, getattr(fast, "total_weight", 0)
-    total, moves = manager.memory_limit, hasattr(fast, "total_weight") and not alone
-    # a block that comes to lie there may move all others to disk
-    others = managed if alone else own
-    for share, held, name, does in (
-        (manager.memory_pause_fraction, process, "pause", "pauses"),
-        (moves and manager.memory_spill_fraction, process, "spill", "moves blocks to disk of"),
-        (moves and manager.memory_target_fraction, managed, "target", "moves blocks to disk of"),
-    ):
-        if share and total:
+        cap, used = device_memory.cap(), device_memory.held()
+        rules.append((limit, used - own, f"{has} of its GPU"))
+        if probe().devices[0].integrated:  # what the GPU holds is the host's
+            fast, process = data.fast, used + host_memory.held()
+        else:  # a twentieth is for what lies between blocks
+            at = int(0.95 * device_memory.reachable())
+            rules.append((at, used - own, f"{format_bytes(at)} of its GPU are free for it now"))
+    if cap is not None:
+        rules.insert(0, (cap, used - own, f"memory_cap={format_bytes(cap)}"))
+    manager, managed = dask_worker.memory_manager, getattr(fast, "total_weight", None)
+    moves = "moves blocks to disk of"
+    ends = [(process, manager.memory_pause_fraction, "pauses")]
+    if managed is not None and not alone:
+        ends += ((process, manager.memory_spill_fraction, moves),)
+        ends += ((managed, manager.memory_target_fraction, moves),)
+    for held, share, does in ends if process else ():
+        if share and (total := manager.memory_limit):
             words = f"Dask {does} the worker from {format_bytes(share * total)} on, "
-            words += f"{100 * share:.0f} % of its memory_limit of {format_bytes(total)} "
-            words += f"(distributed.worker.memory.{name})"
-            yield int(share * total), held - others, words, "memory_limit"
+            words += f"{100 * share:.0f} % of its memory_limit of {format_bytes(total)}"
+            # a block that comes to lie there may move all others to disk
+            rules.append((int(share * total), held - ((managed or 0) if alone else own), words))
+    at, held, words = min(rules, key=lambda rule: rule[0] - max(0, rule[1]))
+    words += f", and {format_bytes(held)} are held already" if held > 0 else ""
+    return Room(max(0, at - max(0, held)), f"slot {slot}: {words}")

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from tiledask.distributed.cluster.progress import Progress, Reporter, watching
 from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.distributed.deadlines import DEADLINE, seconds_of
-from tiledask.distributed.out_of_core.journal import Journal, differences
+from tiledask.distributed.out_of_core.journal import append, differences, journal_of, recorded
 from tiledask.distributed.out_of_core.stored import StoredArray, describe, materialize, open_array
 from tiledask.distributed.products.explain import check_kernel, check_types
 from tiledask.distributed.products.panels import finish, prefetched
@@ -78,7 +79,7 @@ class StoredProduct(StoredArray):
 def multiply_stored(
     a: StoredArray,
     b: StoredArray,
-    out: StoredArray | str | os.PathLike[str],
+    out: str | os.PathLike[str],
     cluster: Cluster | Client | str,
     *,
     kernel: str = "blas",
@@ -95,15 +96,13 @@ def multiply_stored(
         Its workers must find A, B and the result where they are here: on several hosts, on a file
         system that all share. ConfigError names the host that does not.
     out
-        A path, .npy or .zarr, which is created, if it exists and is no unfinished product only
-        with ``overwrite``; or a StoredArray, whose elements are replaced. One call at a time works
-        on it.
+        A path, .npy or .zarr, which is created; if it exists and is no unfinished product only
+        with ``overwrite``. One call at a time works on it.
     kernel, tile
         How each worker multiplies its panels: see ``td.tile.matmul``.
     memory_limit
-        Bytes a worker may take beyond what it holds already. Default: half of what it has, or a
-        quarter, an eighth ... where Dask would leave it less: the system's page cache keeps what is
-        read more than once.
+        Bytes a worker may take beyond what it holds already. Default: half of what it has, or what
+        Dask leaves it if that is less: the system's page cache keeps what is read more than once.
     timeout
         Seconds for the whole. Default: 300, and what the plan would take at 1 GFLOP/s a worker.
     progress
@@ -130,23 +129,31 @@ def multiply_stored(
     workspace(1, 1, 1, a.dtype.itemsize, kernel, tile)  # raises for what does not go together
     slow = DEADLINE + 2 * m * n * k / cluster.slots / _SLOW
     seconds = slow if timeout is None else seconds_of(timeout)
-    c, goes_on = _target(out, a, b, resume, overwrite)
-    how, journal = (kernel, tile and as_tile(tile)), Journal(c.path)
-    product = a, b, c, how
+    c = describe(out, (m, n), a.dtype)
+    journal, there = journal_of(c.path), os.path.exists(c.path)
+    if there and any(os.path.samefile(c.path, x.path) for x in (a, b)):
+        raise ConfigError(f"the result {c.path} is an operand; name another file")
+    if there and not (journal.exists() or overwrite):
+        raise ConfigError(
+            f"{c.path} exists and is no unfinished product; overwrite=True replaces it, "
+            f"td.open_array opens it"
+        )
+    how = kernel, tile and as_tile(tile)
     about = {"A": a.stamp(), "B": b.stamp(), "result": repr(c), "kernel and tile": repr(how)}
-    cuts, finished = journal.read(about, c.shape) if goes_on else (None, set())
+    goes_on = there and journal.exists() and resume
+    cuts, finished = recorded(journal, about) if goes_on else (None, set())
+    product = a, b, c, how
     plan = _planned(product, cluster, memory_limit, cuts, timeout).remaining(finished)
     if not goes_on:
-        journal.append({**about, "cuts": astuple(plan.cuts)}, "w")
-        if not isinstance(out, StoredArray):
-            materialize(c)
+        append(journal, {**about, "cuts": astuple(plan.cuts)}, "w")
+        materialize(c)
     nbytes, counted = _run(cluster, product, plan, journal, seconds, progress)
     if changed := differences(about, {**about, "A": a.stamp(), "B": b.stamp()}):
         raise ConfigError(
             f"{changed} changed while it was multiplied: {c.path} mixes before and after; run it "
             f"again with resume=False"
         )
-    journal.path.unlink()
+    journal.unlink()
     return StoredProduct(
         *(c.path, c.shape, c.dtype, c.chunks),
         plan=plan,
@@ -160,36 +167,12 @@ def multiply_stored(
 
 def _operand(name: str, array: StoredArray) -> StoredArray:
     """``array`` as its file is now."""
-    if (journal := Journal(array.path)).exists:
+    if (journal := journal_of(array.path)).exists():
         raise ConfigError(
             f"{name}, {array.path}, is the result of a product that is not finished: make that "
-            f"call again, or, if it was written otherwise since, remove {journal.path}"
+            f"call again, or, if it was written otherwise since, remove {journal}"
         )
     return open_array(array.path)
-
-
-def _target(
-    out: Any, a: StoredArray, b: StoredArray, resume: bool, overwrite: bool
-) -> tuple[StoredArray, bool]:
-    """(the result as it is, or as it will be once it is created, whether it is taken up)."""
-    shape, given = (a.shape[0], b.shape[1]), isinstance(out, StoredArray)
-    path = os.path.abspath(out.path if given else out)
-    there, begun = os.path.exists(path), Journal(path).exists
-    if there and not (given or begun or overwrite):
-        raise ConfigError(
-            f"{path} exists and is no unfinished product; overwrite=True replaces it, "
-            f"td.open_array opens it"
-        )
-    goes_on = there and begun and resume
-    target = open_array(path) if given or goes_on else describe(path, shape, a.dtype)
-    if (target.shape, target.dtype) != (shape, a.dtype):
-        raise PlacementError(
-            f"A {a.shape} @ B {b.shape} is {shape} {a.dtype}, {path} is {target.shape} "
-            f"{target.dtype}; name another file, or start this one over with resume=False"
-        )
-    if there and any(os.path.samefile(path, x.path) for x in (a, b)):
-        raise ConfigError(f"the result {path} is an operand, read until the end; name another file")
-    return target, goes_on
 
 
 def _planned(
@@ -201,19 +184,16 @@ def _planned(
 ) -> StreamPlan:
     """The plan with the largest tiles; or with the ``cuts`` that were recorded."""
     (a, b, c, how), room = product, room_of(cluster, timeout=timeout)
-    limit = cluster.memory_limit // 2 if memory_limit is None else parse_bytes(memory_limit)
-    while memory_limit is None and limit > room.bytes > 0:
-        limit //= 2  # and not the room itself: the same product shall be cut alike another time
+    limit = min(cluster.memory_limit // 2, room.bytes)
+    limit = limit if memory_limit is None else parse_bytes(memory_limit)
     itemsize, wide = a.dtype.itemsize, accumulator(a.dtype).itemsize
 
     def work(m: int, n: int, k: int) -> int:
         return workspace(m, n, k, itemsize, *how, True, wide)
 
     problem = Problem((*c.shape, a.shape[1]), itemsize, (a.grid, b.grid, c.grid), wide, work)
-    if cuts:
-        plan = plan_cuts(problem, cuts, cluster.slots, limit)
-    else:
-        plan = plan_stream(problem, cluster.slots, limit)
+    given = cluster.slots, limit
+    plan = plan_cuts(problem, cuts, *given) if cuts else plan_stream(problem, *given)
     if plan.ledger.peak > room.bytes:
         raise DoesNotFitError(
             f"{plan} takes more than the workers leave, {room}; give them more memory, or pass "
@@ -226,20 +206,20 @@ def _run(
     cluster: Cluster,
     product: _Product,
     plan: StreamPlan,
-    journal: Journal,
+    journal: Path,
     seconds: float,
     progress: Progress,
 ) -> tuple[int, Counted]:
     """(bytes that all workers read, what was counted meanwhile)."""
     cluster.run(_find, product[:3])
     run, (m, n, k) = uuid.uuid4().hex, plan.problem.extents
-    what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(journal.path.stem)}"
+    what = f"product {m}x{k} @ {k}x{n} into {journal.stem}"
     tiles = [(slot, region) for slot, mine in enumerate(plan.tiles) for region in mine]
     depths, left = plan.cuts.panels(k), dict[Future[int], Region]()
 
     def record(*_: int) -> None:
         for future in [future for future in left if future.status == "finished"]:
-            journal.append(left.pop(future))
+            append(journal, left.pop(future))
 
     shown = watching(progress, run, [len(depths)] * len(tiles), what, cluster)
     with counting(cluster) as counted, shown:

@@ -20,6 +20,7 @@ import numpy as np
 from tiledask.distributed.out_of_core import npy
 from tiledask.distributed.out_of_core import zarr_chunks as zarr
 from tiledask.distributed.out_of_core.disk import on_disk
+from tiledask.distributed.out_of_core.journal import journal_of
 from tiledask.errors import ConfigError, KernelError
 from tiledask.plan.products.regions import Region, extents_of
 from tiledask.plan.products.streaming import read_bytes
@@ -38,7 +39,7 @@ CHUNK = 1024
 class StoredArray:
     """A matrix in a file, of which regions are read and written. Nothing is open or loaded.
 
-    ``array[:10, 5]`` is a NumPy array of those elements.
+    ``numpy.load(array.path, mmap_mode="r")`` or ``zarr.open_array(array.path)`` is an array of it.
     """
 
     path: str
@@ -85,29 +86,10 @@ class StoredArray:
     def stamp(self) -> str:
         """What tells its files from others, and from themselves after a change."""
         place = Path(self.path)
-        files = [place] if place.is_file() else [f for f in place.rglob("*") if f.is_file()]
-        stats = [file.stat() for file in files]
+        stats = [file.stat() for file in (place, *place.rglob("*")) if file.is_file()]
         changed = max((stat.st_mtime_ns for stat in stats), default=0)
         nbytes = sum(stat.st_size for stat in stats)
         return f"{self}, {len(stats)} files of {nbytes} bytes, changed at {changed}"
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        both = index if isinstance(index, tuple) else (index,)
-        both = (*both, *[slice(None)] * (2 - len(both)))
-        parts = [range(n)[i] for n, i in zip(self.shape, both, strict=True)]
-        spans = [part if isinstance(part, range) else range(part, part + 1) for part in parts]
-        if any(span.step != 1 for span in spans):
-            raise IndexError(f"regions are read without steps, got {index}; read them and slice")
-        rows, columns = ((span.start, max(span.start, span.stop)) for span in spans)
-        out = np.empty(extents_of((rows, columns)), self.dtype)
-        self.read((rows, columns), out)
-        found: np.ndarray = out[tuple(slice(None) if isinstance(p, range) else 0 for p in parts)]
-        return found
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError(f"{self.path} is in a file: an array of it is a copy")
-        return self[:, :].astype(dtype or self.dtype, copy=False)
 
     def _check(self, region: Region, block: np.ndarray, plain: bool = True) -> None:
         inside = all(0 <= a <= b <= n for (a, b), n in zip(region, self.shape, strict=True))
@@ -161,7 +143,7 @@ def create_array(
         raise ConfigError(
             f"{array.path} exists; td.open_array opens it, overwrite=True replaces it"
         )
-    Path(f"{array.path}.tiledask").unlink(missing_ok=True)  # of an unfinished product
+    journal_of(array.path).unlink(missing_ok=True)
     materialize(array)
     if array.chunks:
         zeros = np.broadcast_to(np.zeros((), array.dtype), array.shape)
@@ -178,9 +160,10 @@ def describe(path: Any, shape: Any, dtype: Any, chunks: Any = None) -> StoredArr
             f"{os.path.basename(name)!r} with chunks={chunks}"
         )
     shape, dtype = _checked(name, shape, dtype)
-    extents = chunks if isinstance(chunks, Iterable) else (chunks or CHUNK,) * 2
-    rows, columns = map(min, _pair("chunks", extents), shape)  # larger would only be stored
-    return StoredArray(name, shape, dtype, (rows, columns) if chunked else None)
+    if not chunked:
+        return StoredArray(name, shape, dtype)
+    rows, columns = _pair("chunks", np.broadcast_to(chunks or CHUNK, 2).tolist())
+    return StoredArray(name, shape, dtype, (min(rows, shape[0]), min(columns, shape[1])))
 
 
 def materialize(array: StoredArray) -> None:
@@ -204,8 +187,7 @@ def _checked(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dty
     if found.name not in DTYPES or not found.isnative:
         raise ConfigError(
             f"{name} is {found} in {'this' if found.isnative else 'a foreign'} byte order, stored "
-            f"matrices are {', '.join(DTYPES)}; convert it with astype, or store its real and its "
-            f"imaginary part in a file each"
+            f"matrices are {', '.join(DTYPES)}; convert it with astype"
         )
     return _pair(f"the 2 dimensions of {name}", shape), found
 

@@ -238,7 +238,7 @@ def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Except
         others = replace(question, algorithm=None, panel=None).weigh(room.bytes).choices
         fitting = (c.algorithm for c in others if c.fits and c.algorithm != only)
         ways += [f"algorithm={name!r}" for name in fitting][:1]
-    ways.append(room.raised(least.peak) or "more ranks, or operands in files, td.open_array")
+    ways.append(room.raised(least.peak))
     return DoesNotFitError(
         f"no plan of A {question.a.shape} @ B {question.b.shape} fits: {least.algorithm}"
         f"{', ' + least.options if least.options else ''} needs least, {format_bytes(least.peak)} "
