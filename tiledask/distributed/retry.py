@@ -47,8 +47,7 @@ def retry_lost(
             if losses == _LOSSES:
                 raise ClusterLostError(
                     f"workers were lost {losses} times in a row during this work: it needs more "
-                    f"memory than there is, or native code that it calls crashes. Look at the "
-                    f"workers' output, give it less at a time, or call its functions by themselves"
+                    f"memory than there is, or native code crashes. Look at the workers' output"
                 ) from lost
             known = isinstance(lost.__cause__, KilledWorker | LoanLostError)
             if known or time.monotonic() >= deadline:

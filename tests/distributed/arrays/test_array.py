@@ -252,5 +252,5 @@ def test_meshes_that_do_not_exist(cluster):
         with pytest.raises(PlacementError, match=message):
             td.Mesh(cluster, shape, **options)
     assert td.Mesh(cluster, 3).shape == (3,)
-    with pytest.raises(TypeError, match="a mesh is made of a cluster's slots, got NoneType"):
+    with pytest.raises(TypeError, match="work needs a cluster, got NoneType"):
         td.Mesh(None, (2,))

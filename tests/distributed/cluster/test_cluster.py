@@ -177,11 +177,10 @@ def test_everything_listens_here_only_and_the_dashboard_takes_no_pages_of_other_
         ),
         ({"memory_cap": "lots"}, "cannot read 'lots' as a size"),
         ({"memory_limit": -1}, "0 to 1e[+]24 bytes, got -1"),
-        ({"dashboard_port": 70000}, "0 .* to 65535, got 70000"),
-        ({"device": "cpu", "memory_cap": "1MB"}, "memory_cap='1MB' is 1 MB; below 8 MB"),
+        ({"device": "cpu", "memory_cap": "1MB"}, "memory_cap='1MB' is less than the 8 MB"),
         ({"device": "cpu", "hosts": 0}, "hosts must be a whole number of 1 or more, got 0"),
-        ({"device": "cpu", "workers": 4, "hosts": 3}, "4 workers go evenly .* take workers=3"),
-        ({"device": "cpu", "workers": 2, "hosts": 3}, "2 workers go evenly .* take workers=3"),
+        ({"device": "cpu", "workers": 4, "hosts": 3}, "4 workers do not go evenly .* workers=3"),
+        ({"device": "cpu", "workers": 2, "hosts": 3}, "2 workers do not go evenly .* workers=3"),
     ],
 )
 def test_impossible_requests_are_refused(arguments, message):
@@ -207,7 +206,6 @@ def test_workers_as_if_on_two_hosts_read_no_memory_of_the_other_also_after_a_dea
     grid = td.Shard(0), td.Shard(1)
     with td.start_cluster(workers=4, device="cpu", hosts=2, quiet=True) as cluster:
         assert cluster.hosts == tuple("AABB")
-        assert cluster.near() == {0, 1}
         for killed in (False, True):
             if killed:
                 kill_worker(cluster, 2)

@@ -76,10 +76,10 @@ def test_a_view_keeps_the_memory_from_others(view):
 
 def test_what_nobody_wants_for_a_while_goes_back_to_the_system(monkeypatch):
     touched(24)
-    host_memory._forget()
+    host_memory._settle()
     assert host_memory._kept_bytes() == 24 * MIB
     monkeypatch.setattr(host_memory, "KEEP_SECONDS", 0.0)
-    host_memory._forget()
+    host_memory._settle()
     assert host_memory._kept_bytes() == 0
 
 
@@ -108,4 +108,4 @@ def test_memory_used_again_is_counted_and_kept_memory_is_not(monkeypatch):
     assert grown(lambda: np.ones(40 * MIB, np.uint8)) == pytest.approx(40, abs=NOISE)
     del held
     monkeypatch.setattr(host_memory, "KEEP_SECONDS", 0.0)
-    assert grown(host_memory._forget) == pytest.approx(0, abs=NOISE)
+    assert grown(host_memory._settle) == pytest.approx(0, abs=NOISE)

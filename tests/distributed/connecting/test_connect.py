@@ -220,7 +220,7 @@ def equipment(dask_worker):
 
 
 def test_what_cannot_be_connected_to_is_refused(dask, client, monkeypatch):
-    with pytest.raises(TypeError, match=r"a mesh is made of .* got int; .*td\.connect\(client\)"):
+    with pytest.raises(TypeError, match=r"needs a cluster, got int; .*td\.connect\(client\)"):
         td.Mesh(3, (2,))
     with pytest.raises(ClusterLostError, match=r"no scheduler answers at tcp://127\.0\.0\.1:9 "):
         td.connect("tcp://127.0.0.1:9")

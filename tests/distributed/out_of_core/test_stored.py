@@ -109,10 +109,10 @@ SQUARE = saved(np.zeros((16, 16), "f4"))
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (saved(np.ones((2, 2), complex)), "is complex128 .* convert it with astype"),
-        (saved(np.ones((2, 2), int)), "is int64 .*stored matrices are float16"),
-        (saved(np.zeros((2, 2), "f4,f8")), "bytes without a meaning"),
-        (saved(np.ones((2, 2), ">f4")), "foreign byte order"),
+        (saved(np.ones((2, 2), complex)), "is complex128, .* convert it with astype"),
+        (saved(np.ones((2, 2), int)), "is int64, stored matrices are float16"),
+        (saved(np.zeros((2, 2), "f4,f8")), "stored matrices are float16"),
+        (saved(np.ones((2, 2), ">f4")), "is >f4, .*byte order"),
         (saved(np.ones(4)), "the 2 dimensions"),
         (saved(np.ones((1, 3)))[:-24].replace(b"(1, 3)", b"(0, 3)"), "the 2 dimensions"),
         (saved(np.asfortranarray(np.ones((2, 2)))), "lies column by column"),
@@ -123,7 +123,7 @@ SQUARE = saved(np.zeros((16, 16), "f4"))
         (lambda path: None, "there is no file"),
         (os.mkdir, "is no zarr array"),
         (zarr.create_group, "is no zarr array"),
-        (lambda p: zarr.create_array(p, shape=(4, 4), chunks=(2, 2), dtype="i4"), "is int32"),
+        (lambda p: zarr.create_array(p, shape=(4, 4), chunks=(2, 2), dtype="i4"), "is int32, "),
     ],
 )
 def test_what_is_no_such_matrix_is_refused(tmp_path, made, words):

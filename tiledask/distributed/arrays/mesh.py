@@ -17,7 +17,7 @@ from math import prod
 import numpy as np
 
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.connecting.connect import cluster_of
+from tiledask.distributed.connecting.connect import connect
 from tiledask.errors import PlacementError
 from tiledask.plan.whole import is_whole
 
@@ -49,7 +49,7 @@ class Mesh:
     """The slot of each rank."""
 
     def __post_init__(self) -> None:
-        cluster = cluster_of(self.cluster, "a mesh")
+        cluster = connect(self.cluster)
         shape = tuple(self.shape) if isinstance(self.shape, Sequence) else (self.shape,)
         if not shape or not all(is_whole(n, 1) for n in shape):
             raise PlacementError(

@@ -349,23 +349,17 @@ class Cluster:
         region): from what a task there makes the block, and a lost one again: the copy's path, or
         the block itself."""
         self.check_alive()
-        near, path = self.near(), self.spool / f"{uuid.uuid4().hex}.npy"
-        if near:
+        path, near = self.spool / f"{uuid.uuid4().hex}.npy", [True] * self.slots
+        if not self.started_here:
+            near = self.run(os.path.isdir, str(self.spool))
+        if any(near):
             with on_disk(path, array.nbytes):
                 try:
                     np.save(path, array, allow_pickle=False)
                 except OSError:
                     path.unlink(missing_ok=True)
                     raise
-        return lambda slot, region: str(path) if slot in near else array[slices(region)].copy()
-
-    def near(self) -> frozenset[int]:
-        """The slots whose workers see what lies in the spool."""
-        if self.started_here:
-            hosts = self.hosts
-            return frozenset(slot for slot, host in enumerate(hosts) if host == hosts[0])
-        found = self.run(os.path.isdir, str(self.spool))
-        return frozenset(slot for slot, sees in enumerate(found) if sees)
+        return lambda slot, region: str(path) if near[slot] else array[slices(region)].copy()
 
     # -- end --------------------------------------------------------------
 

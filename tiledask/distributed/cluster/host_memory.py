@@ -107,9 +107,9 @@ def keep(worker: Any) -> None:
     # free: then each is a mapping of its own, whose pages the kernel clears each time, more than
     # half of the time of a step of a small model
     _set_malloc(2**25, 2**26)
-    forgets = worker.periodic_callbacks["tiledask-kept"] = PeriodicCallback(_forget, 2000)
+    settles = worker.periodic_callbacks["tiledask-kept"] = PeriodicCallback(_settle, 2000)
     if worker.status is Status.running:  # else it starts with the others
-        forgets.start()
+        settles.start()
 
 
 def _set_malloc(mapped: int, free: int) -> None:
@@ -120,21 +120,17 @@ def _set_malloc(mapped: int, free: int) -> None:
         _LIBC.mallopt(_TRIM_THRESHOLD, free)
 
 
-def _forget() -> None:
-    """Give back to the system what nobody wanted for KEEP_SECONDS."""
+def _settle(since: float | None = None) -> None:
+    """Take in what was returned; give the system what is kept from before ``since`` (default: what
+    nobody wanted for KEEP_SECONDS), and the oldest beyond the room for it."""
     with _lock:
-        _settle(monotonic() - KEEP_SECONDS)
-
-
-def _settle(since: float = 0.0) -> None:
-    """Take in what was returned; let go what is kept from before ``since``, and the oldest beyond
-    the room for it."""
-    _look()
-    while _returned:
-        _kept.append((_returned.popleft(), monotonic()))
-    while _kept and (_kept[0][1] < since or _kept_bytes() > _room):
-        del _kept[0]
-    _clear_peak()  # what has just gone is held no more
+        _look()
+        since = monotonic() - KEEP_SECONDS if since is None else since
+        while _returned:
+            _kept.append((_returned.popleft(), monotonic()))
+        while _kept and (_kept[0][1] < since or _kept_bytes() > _room):
+            del _kept[0]
+        _clear_peak()  # what has just gone is held no more
 
 
 def _kept_bytes() -> int:

@@ -12,7 +12,6 @@ what cannot be reported is not.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -21,7 +20,7 @@ from distributed import get_worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.tile.progress import is_watched, showing
 
-__all__ = ["RUNS", "Progress", "Reporter", "announced", "ended", "report", "subscribed", "watching"]
+__all__ = ["RUNS", "Progress", "announced", "ended", "report", "reporter", "subscribed", "watching"]
 
 Progress = bool | Callable[[int, int], None] | None
 """How far a call is, for people: a bar or none, or a function of (done, in all)."""
@@ -60,31 +59,23 @@ def report(run: str, event: dict[str, Any], topic: str = "") -> None:
         get_worker().log_event(topic or run, {"run": run, **event})
 
 
-@dataclass
-class Reporter:
-    """Reports now and then how far one rank of a product is, on its worker."""
+def reporter(
+    run: str, rank: int, of: int, more: Callable[[], tuple[list[Any], dict[str, Any]]] | None = None
+) -> Callable[..., None]:
+    """What one rank of a product calls after each of its ``of`` panels, and at its end: it reports
+    now and then how far the rank is. ``more``: what the page shows besides, as (spans, numbers)."""
+    done, last = 0, monotonic()
 
-    run: str
-    rank: int
-    of: int
-    """Panels; a sum has none."""
-    more: Callable[[], tuple[list[Any], dict[str, Any]]] = lambda: ([], {})
-    """What the page shows besides, as (spans, numbers)."""
-    done: int = field(default=0, init=False)
-    last: float = field(default_factory=monotonic, init=False)
+    def panel_done(*, at_end: bool = False) -> None:
+        nonlocal done, last
+        done += not at_end
+        if at_end or monotonic() - last >= _REPORT:
+            last, (spans, numbers) = monotonic(), more() if more else ([], {})
+            if of:  # a sum has no panels
+                numbers = {"done": done, "of": of, **numbers}
+            report(run, {"spans": spans, "counted": [(rank, numbers)]}, RUNS)
 
-    def one_more(self) -> None:
-        """Another panel is multiplied."""
-        self.done += 1
-        if monotonic() - self.last >= _REPORT:
-            self.report()
-
-    def report(self) -> None:
-        """Report it now."""
-        self.last, (spans, numbers) = monotonic(), self.more()
-        if self.of:
-            numbers = {"done": self.done, "of": self.of, **numbers}
-        report(self.run, {"spans": spans, "counted": [(self.rank, numbers)]}, RUNS)
+    return panel_done
 
 
 # -- whoever follows -------------------------------------------------------------------------------

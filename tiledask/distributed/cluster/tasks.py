@@ -15,7 +15,6 @@ from distributed import Client, Future, KilledWorker
 
 from tiledask.distributed.deadlines import DEADLINE, HEAR, left_of
 from tiledask.errors import ClusterLostError, DeadlineError
-from tiledask.plan.units import format_bytes
 
 __all__ = ["asked", "check_client", "enter", "failure", "keys_of", "slot_named", "slot_of"]
 __all__ += ["slot_on", "states", "workers_of"]
@@ -100,16 +99,13 @@ def failure(cluster: Any, future: Future[Any], what: str) -> BaseException:
 
 
 def states(cluster: Any, slots: Iterable[int]) -> list[str]:
-    """How each of these slots is: without a worker, paused, or last heard of when."""
+    """How each of these slots is: without a worker, or last heard of when, and paused if it is."""
     workers, now, found = cluster.workers(), time.time(), []
     for slot in sorted(slots):
-        facts, how = workers.get(slot), "it has no worker"
-        if facts and facts["status"] == "paused":
-            held, limit = map(format_bytes, (facts["metrics"]["memory"], facts["memory_limit"]))
-            how = f"its worker is paused at {held} of {limit}: let arrays go, or make room where "
-            how += f"it puts blocks aside, {facts['local_directory']}"
-        elif facts:
+        how = "it has no worker"
+        if facts := workers.get(slot):
             how = f"its worker was last heard of {max(0, now - facts['last_seen']):.1f} s ago"
+            how += ", paused: its memory is full" * (facts["status"] == "paused")
         found.append(f"slot {slot} ({how})")
     return found
 
@@ -151,11 +147,12 @@ def asked(
 def check_client(client: Client) -> None:
     """Raise ClusterLostError if ``client`` does not speak to its scheduler."""
     loop: Any = client.loop
-    thread = getattr(loop.asyncio_loop, "_thread_id", None)
-    forked = thread is not None and all(each.ident != thread for each in threading.enumerate())
-    if forked or client.status != "running":
+    thread, why = getattr(loop.asyncio_loop, "_thread_id", None), ""
+    if client.status != "running":
+        why = f"is {client.status!r}: its scheduler is gone, or it was closed"
+    elif thread is not None and all(each.ident != thread for each in threading.enumerate()):
         why = f"is of another process than {os.getpid()}, which was forked from it"
-        why = why if forked else f"is {client.status!r}: its scheduler is gone, or it was closed"
+    if why:
         raise ClusterLostError(f"the client {why}; make a new one from the scheduler's address")
 
 

@@ -36,7 +36,7 @@ from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
 
-__all__ = ["attach", "cluster_of", "connect"]
+__all__ = ["attach", "connect"]
 
 _KNOCK = 1.5
 """Seconds in which a host takes a connection, or nobody listens there."""
@@ -80,6 +80,11 @@ def connect(
     check_device(device)
     if isinstance(client, Cluster):
         return client
+    if not isinstance(client, Client | str) and not hasattr(client, "scheduler_address"):
+        raise TypeError(
+            f"work needs a cluster, got {type(client).__name__}; cluster = td.start_cluster(), or "
+            f"td.connect(client) where Dask runs already"
+        )
     for known in RUNNING[::-1]:
         if known.is_running and client in (known.client, known.given, known.scheduler_address):
             its = "cuda" if known.backend == "cupy" else "cpu"
@@ -113,19 +118,6 @@ def connect(
     except BaseException:
         end(0.0)
         raise
-
-
-def cluster_of(given: Any, what: str) -> Cluster:
-    """``given``, if it is a Cluster; else the one that is, or now becomes, connected to it.
-
-    ``what`` needs it, in words. Raises TypeError if nothing can be connected to it.
-    """
-    if isinstance(given, Cluster | Client | str) or hasattr(given, "scheduler_address"):
-        return connect(given)
-    raise TypeError(
-        f"{what} is made of a cluster's slots, got {type(given).__name__}; "
-        f"cluster = td.start_cluster(), or td.connect(client) where Dask runs already"
-    )
 
 
 def _client(given: Any, security: Any, seconds: float) -> Client:

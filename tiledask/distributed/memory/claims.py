@@ -15,7 +15,7 @@ from distributed import Client
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.connecting.connect import cluster_of
+from tiledask.distributed.connecting.connect import connect
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.memory.device_run import MemoryCase, run_device
 from tiledask.distributed.ranks.run import run_ranks
@@ -149,7 +149,7 @@ def run_claim(
     scale = whole_number("scale", usual if scale is None else scale, 1, most)
     whole = what if isinstance(what, Model) else int(what) // scale
     case = MemoryCase(whole, layout, load_recipe(recipe), sequence, parse_bytes(capacity) // scale)
-    workers = cluster_of(cluster, "a claim")
+    workers = connect(cluster)
     _check(case, workers)
     begun, loss, refused = time.monotonic(), None, None
     mesh = Mesh(workers, (1, 1, case.stages), slots=range(case.stages))

@@ -19,7 +19,7 @@ from tiledask.errors import ConfigError
 from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import Cuts
 
-__all__ = ["append", "differences", "journal_of", "recorded"]
+__all__ = ["append", "journal_of", "recorded"]
 
 _LINE = 4096
 """Bytes on the disk that a line may take."""
@@ -38,15 +38,18 @@ def recorded(journal: Path, about: Mapping[str, str]) -> tuple[Cuts, set[Region]
     try:
         was, *tiles = map(json.loads, lines.splitlines())
         rows, columns, panel = was.pop("cuts")
-        cuts, changed = Cuts(tuple(rows), tuple(columns), panel), differences(was, about)
+        cuts, changed = (
+            Cuts(tuple(rows), tuple(columns), panel),
+            [x for x in about if was[x] != about[x]],
+        )
         finished: set[Region] = {((a, b), (c, d)) for (a, b), (c, d) in tiles}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         words = f"{journal} is damaged ({error}); resume=False starts over"
         raise ConfigError(words) from None
     if changed:
         raise ConfigError(
-            f"{journal} records a product with another {changed}; bring that back to go on, or "
-            f"start over with resume=False"
+            f"{journal} records a product with another {' and '.join(changed)}; bring that back to "
+            f"go on, or start over with resume=False"
         )
     return cuts, finished
 
@@ -59,8 +62,3 @@ def append(journal: Path, line: Any, mode: str = "a") -> None:
         file.flush()
         os.fsync(file.fileno())
         sync(str(journal.parent))
-
-
-def differences(was: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """What of a product is another one now."""
-    return " and ".join(of for of in now if was[of] != now[of])

@@ -13,7 +13,6 @@ process and with other workers.
 import os
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,11 @@ from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.counters import Counted, counting
-from tiledask.distributed.cluster.progress import Progress, Reporter, watching
+from tiledask.distributed.cluster.progress import Progress, reporter, watching
 from tiledask.distributed.cluster.room import room_of
-from tiledask.distributed.connecting.connect import cluster_of
+from tiledask.distributed.connecting.connect import connect
 from tiledask.distributed.deadlines import DEADLINE, seconds_of
-from tiledask.distributed.out_of_core.journal import append, differences, journal_of, recorded
+from tiledask.distributed.out_of_core.journal import append, journal_of, recorded
 from tiledask.distributed.out_of_core.stored import StoredArray, describe, materialize, open_array
 from tiledask.distributed.products.explain import check_kernel, check_types
 from tiledask.distributed.products.panels import finish, prefetched
@@ -48,8 +47,6 @@ from tiledask.tile.levels import as_tile
 
 __all__ = ["StoredProduct", "multiply_stored"]
 
-_LETTING_GO = 20.0
-"""Seconds that a product that failed waits for its workers, which stop at their next panel."""
 _SLOW = 1e9
 """FLOP per second of a worker by which a product that was given no timeout has one."""
 
@@ -113,10 +110,10 @@ def multiply_stored(
         operands and kernel are the same (otherwise ConfigError). False starts over.
 
     The same plan gives the same bits, interrupted or not. Raises DoesNotFitError before anything
-    runs if no tiles fit, ConfigError if ``out`` is an operand, its disk is full, or an operand
-    changes meanwhile. After an error, an interrupt or a timeout the same call goes on.
+    runs if no tiles fit, ConfigError if ``out`` is an operand or its disk is full. After an error,
+    an interrupt or a timeout the same call goes on. A and B must stay as they are meanwhile.
     """
-    cluster = cluster_of(cluster, "a product of files")
+    cluster = connect(cluster)
     check_kernel(kernel, cluster.backend)
     a, b = _operand("A", a), _operand("B", b)
     (m, k), (rows, n) = a.shape, b.shape
@@ -148,11 +145,6 @@ def multiply_stored(
         append(journal, {**about, "cuts": astuple(plan.cuts)}, "w")
         materialize(c)
     nbytes, counted = _run(cluster, product, plan, journal, seconds, progress)
-    if changed := differences(about, {**about, "A": a.stamp(), "B": b.stamp()}):
-        raise ConfigError(
-            f"{changed} changed while it was multiplied: {c.path} mixes before and after; run it "
-            f"again with resume=False"
-        )
     journal.unlink()
     return StoredProduct(
         *(c.path, c.shape, c.dtype, c.chunks),
@@ -223,20 +215,13 @@ def _run(
 
     shown = watching(progress, run, [len(depths)] * len(tiles), what, cluster)
     with counting(cluster) as counted, shown:
-        try:
-            for number, (slot, region) in enumerate(tiles):
-                given = product, region, depths, cluster.backend, run, number
-                left[cluster.submit(slot, _multiply_tile, *given, name="stream")] = region
-            futures = [*left]
-            cluster.wait(futures, what, seconds, record)
-            record()
-            return sum(cluster.gather(futures, what, seconds)), counted
-        except BaseException:
-            with suppress(Exception):  # what is cancelled writes to the result until it stops
-                cluster.client.cancel([*left], force=True)
-                stopped = [cluster.submit(slot, int) for slot in range(cluster.slots)]
-                cluster.gather(stopped, "the end", _LETTING_GO)
-            raise
+        for number, (slot, region) in enumerate(tiles):
+            given = product, region, depths, cluster.backend, run, number
+            left[cluster.submit(slot, _multiply_tile, *given, name="stream")] = region
+        futures = [*left]
+        cluster.wait(futures, what, seconds, record, cancel=True)
+        record()
+        return sum(cluster.gather(futures, what, seconds)), counted
 
 
 def _find(arrays: Sequence[StoredArray]) -> None:
@@ -251,7 +236,7 @@ def _multiply_tile(
     """Bytes read, once the tile of C at ``region`` is on its disk; on a worker."""
     a, b, c, how = product
     (rows, columns), (m, n), nbytes = region, extents_of(region), list[int]()
-    xp, width, reporter = namespace(backend), depths[0][1], Reporter(run, number, len(depths))
+    xp, width, panel_done = namespace(backend), depths[0][1], reporter(run, number, len(depths))
     buffers = [
         [host_memory.empty((extent * width,), a.dtype) for extent in (m, n)] for _ in depths[:AHEAD]
     ]
@@ -274,9 +259,9 @@ def _multiply_tile(
                 tile_matmul(x, y, *how, tile, beta=float(start > 0))
             finish(tile)
             del x, y  # on a GPU they are memory that the next panel takes
-            reporter.one_more()
+            panel_done()
     c.write(region, to_numpy(tile), durable=True)
-    reporter.report()
+    panel_done(at_end=True)
     return sum(nbytes)
 
 

@@ -21,12 +21,11 @@ from tiledask.distributed.out_of_core import npy
 from tiledask.distributed.out_of_core import zarr_chunks as zarr
 from tiledask.distributed.out_of_core.disk import on_disk
 from tiledask.distributed.out_of_core.journal import journal_of
-from tiledask.errors import ConfigError, KernelError
+from tiledask.errors import ConfigError
 from tiledask.plan.products.regions import Region, extents_of
 from tiledask.plan.products.streaming import read_bytes
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
-from tiledask.tile import as_dtype
 
 __all__ = ["StoredArray", "create_array", "describe", "materialize", "open_array"]
 
@@ -180,14 +179,11 @@ def materialize(array: StoredArray) -> None:
 
 def _checked(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dtype]:
     """(shape, dtype) of what can be multiplied, or ConfigError."""
-    try:
-        found = as_dtype(dtype)
-    except KernelError as error:
-        raise ConfigError(f"{name}: {error}") from None
-    if found.name not in DTYPES or not found.isnative:
+    found = next((known for known in map(np.dtype, DTYPES) if known == dtype), None)
+    if found is None:
         raise ConfigError(
-            f"{name} is {found} in {'this' if found.isnative else 'a foreign'} byte order, stored "
-            f"matrices are {', '.join(DTYPES)}; convert it with astype"
+            f"{name} is {dtype}, stored matrices are {', '.join(DTYPES)} in this machine's byte "
+            f"order; convert it with astype"
         )
     return _pair(f"the 2 dimensions of {name}", shape), found
 

@@ -18,7 +18,7 @@ from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.cluster.counters import Counted
-from tiledask.distributed.cluster.progress import Reporter
+from tiledask.distributed.cluster.progress import reporter
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.distributed.products.panels import (
     Held,
@@ -206,8 +206,8 @@ class _Rank:
         self.reader = Reader(work.exchange)
         self.spans = self.reader.spans
         # not a method: a circle of references would keep the blocks until Python looks for circles
-        more = {"more": partial(_counted, work, self.reader)} if work.on_page else {}
-        self.reporter = Reporter(work.exchange, work.rank, len(work.panels), **more)
+        more = partial(_counted, work, self.reader) if work.on_page else None
+        self.panel_done = reporter(work.exchange, work.rank, len(work.panels), more)
         self.c = self._empty(extents_of(work.region), as_dtype(work.dtypes[1]))
 
     def result(self) -> Any:
@@ -218,7 +218,7 @@ class _Rank:
             self.c[...] = 0
         self._multiply()
         if self.work.on_page:
-            self.reporter.report()
+            self.panel_done(at_end=True)
         return self.c.astype(as_dtype(self.work.dtypes[2]), copy=False)
 
     def _lent(self, name: str, piece: Piece) -> tuple[Ticket, Region]:
@@ -249,7 +249,7 @@ class _Rank:
                 )
                 del a, b  # on a GPU they are memory that the next panel takes
                 self.spans.append(("multiply", number, begun, time()))
-                self.reporter.one_more()
+                self.panel_done()
         if work.panels or "partial" not in work.tilings:
             self.reader.facts.tiles.append(TileCount.of(loaded))
 

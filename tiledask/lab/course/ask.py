@@ -15,7 +15,6 @@ from typing import Any
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.connecting.connect import cluster_of
 from tiledask.errors import ConfigError, short
 from tiledask.lab.check import Check, Comparison
 from tiledask.lab.course import runs
@@ -157,7 +156,7 @@ def answered(
     it = QUESTIONS[int(number)]
     given = it.read(inputs)
     names, title, table = it.work(**given), it.words(it.title, given), None
-    there = None if cluster is None else cluster_of(cluster, "what a question runs on")
+    there = None if cluster is None else td.connect(cluster)
     size = given.get(it.workers, MOST_WORKERS)
     workers = len(size) if isinstance(size, list) else size
     not_run = _refusal(it, given, workers, there) if run else ""
