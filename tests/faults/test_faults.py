@@ -8,6 +8,7 @@ of their own, in tests/distributed.
 """
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -24,7 +25,6 @@ from twins.by_hand import dask_by_hand
 
 import tiledask as td
 from tiledask import errors
-from tiledask.distributed.out_of_core.disk import free
 from tiledask.errors import MOST_WORDS, ConfigError, DeadlineError, DoesNotFitError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
@@ -208,7 +208,7 @@ def scheduler_killed(bench: Workbench, workload: str) -> Outcome:
 
 def fill(disk, leave: int = 0) -> None:
     with open(disk / "filler", "ab") as file:
-        file.write(bytes(max(0, free(disk) - leave)))
+        file.write(bytes(max(0, shutil.disk_usage(disk).free - leave)))
 
 
 def full_disk(bench: Workbench, what: str) -> Outcome:

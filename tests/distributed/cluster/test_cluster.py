@@ -50,7 +50,7 @@ def fill_up():
 def kill_worker(cluster, slot):
     """Kill the process of ``slot`` and wait until the slot has another."""
     pid = cluster.run(os.getpid)[slot]
-    old = cluster.address(slot)
+    old = cluster.workers()[slot]["address"]
     os.kill(pid, signal.SIGKILL)
 
     def refilled():
@@ -132,7 +132,7 @@ def listening(process):
 
 
 def port_of(cluster):
-    return int(cluster.dashboard_link.split(":")[2].split("/")[0])
+    return int(cluster.client.dashboard_link.split(":")[2].split("/")[0])
 
 
 def status_of_websocket(port, origin):
@@ -232,7 +232,7 @@ def test_a_closed_cluster_says_so_and_leaves_no_process_or_file():
     pytest.importorskip("cryptography", reason="TLS needs the package cryptography")
     with td.start_cluster(workers=1, device="cpu", tls=True, quiet=True) as cluster:
         (pid,), spool = cluster.run(os.getpid), cluster.spool
-        assert cluster.address(0).startswith("tls://")
+        assert cluster.workers()[0]["address"].startswith("tls://")
         assert spool.is_dir()
     assert not psutil.pid_exists(pid)
     assert not spool.exists()

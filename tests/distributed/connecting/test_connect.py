@@ -206,7 +206,8 @@ def test_workers_of_start_cluster_keep_their_slots_and_all_they_have(cluster):
     with Client(cluster.client.scheduler.address, set_as_default=False) as second:
         with td.connect(second) as attached:
             assert attached.slots == cluster.slots
-            assert [attached.address(s) for s in range(4)] == [cluster.address(s) for s in range(4)]
+            there, here = attached.workers(), cluster.workers()
+            assert [there[s]["address"] for s in range(4)] == [here[s]["address"] for s in range(4)]
             A = td.distribute(np.eye(8), td.Mesh(attached, (2, 2)), [td.Shard(0), td.Shard(1)])
             assert td.to_numpy(A @ A).trace() == 8
         assert td.connect(cluster.client) is cluster

@@ -60,12 +60,12 @@ said["ranks"] = [*done.results, done.traffic.total > 0]
 def die(dask_worker):
     os._exit(1)
 
-at = cluster.address(1)
+at = cluster.workers()[1]["address"]
 cluster.client.run(die, workers=[at], on_error="ignore")
 deadline = time.monotonic() + 200
 while cluster.workers().get(1, {}).get("address", at) == at and time.monotonic() < deadline:
     time.sleep(0.05)
-said["again"] = [cluster.address(1) != at, cluster.workers()[1]["host"], *product()]
+said["again"] = [cluster.workers()[1]["address"] != at, cluster.workers()[1]["host"], *product()]
 cluster.close()
 print(json.dumps(said))
 """

@@ -88,9 +88,9 @@ def test_a_run_bears_it_out(number, cluster):
 
 @pytest.mark.cluster
 def test_workers_that_were_started_for_a_run_are_gone_after_it():
-    before = {id(each) for each in RUNNING if each.is_running}
+    before = {id(each) for each in RUNNING if each.status == "running"}
     assert missed(td.ask(5, devices=2).run) == []
-    assert {id(each) for each in RUNNING if each.is_running} == before
+    assert {id(each) for each in RUNNING if each.status == "running"} == before
 
 
 def test_what_takes_more_workers_says_so():

@@ -119,26 +119,16 @@ class Cluster:
         return min(self.memory_limits)
 
     @property
-    def is_running(self) -> bool:
-        """Whether it is open, and this process's."""
-        return os.getpid() == self._process and self.status == "running"
-
-    @property
     def status(self) -> str:
         """ "running", or what else has become of it.
 
         A client that has lost its scheduler connects again, to the same or to one that took its
         place. Neither knows anything of what was there before.
         """
-        found: str = self._ended or self.client.status
-        if found == "running" and self.client.scheduler_comm is not self._comm:
-            return "lost"
-        return found
-
-    @property
-    def dashboard_link(self) -> str:
-        link: str = self.client.dashboard_link
-        return link
+        if os.getpid() != self._process:
+            return f"process {self._process}'s"
+        another = self.client.status == "running" and self.client.scheduler_comm is not self._comm
+        return self._ended or ("lost" if another else self.client.status)
 
     def workers(self) -> dict[int, dict[str, Any]]:
         """slot -> what the scheduler knows of the worker there now."""
@@ -148,11 +138,6 @@ class Cluster:
                 found[slot] = {**facts, "address": address}
         return found
 
-    def address(self, slot: int) -> str:
-        """Where the worker of ``slot`` listens now; it changes when the worker restarts."""
-        address: str = self.wait_for_slots([slot], 30.0)[slot]["address"]
-        return address
-
     def with_slots(self, slots: int | str) -> str:
         """What makes a cluster of as many ``slots``, in words."""
         if self.started_here:
@@ -161,12 +146,12 @@ class Cluster:
 
     def check_alive(self) -> None:
         """Raise ClusterLostError if this cluster is closed, lost, or another process's."""
-        if self.is_running:
+        if (status := self.status) == "running":
             return
         another = "td.start_cluster()" if self.started_here else "td.connect(address)"
-        what, more = "the cluster is closed", ""
+        what, more = f"the cluster is {status}", ""
         if os.getpid() != self._process:  # the threads that speak to workers are not here
-            what = f"the cluster is process {self._process}'s, and this is another, forked from it"
+            what += ", and this is another, forked from it"
         elif self._ended != "closed":
             what = f"the scheduler at {self.scheduler_address} is gone, or the client was closed, "
             what += "and with it what lay on the workers"
@@ -259,7 +244,7 @@ class Cluster:
                         raise DeadlineError(
                             f"{what}: {len(pending)} of {of} tasks not done after {left.said:.3g} "
                             f"s; waiting for {found}. First of them: {next(iter(pending))}. Give "
-                            f"it longer with timeout=, or look at {self.dashboard_link}"
+                            f"it longer with timeout=, or look at {self.client.dashboard_link}"
                         )
                     with done.thread_condition:
                         done.thread_condition.wait(HEAR)
@@ -324,12 +309,10 @@ class Cluster:
                 seconds = max(0.1, left.seconds)
                 answers: dict[str, Any] = asked(self.client, run, seconds, self.check_alive)
             except TimeoutError:
-                silent = " or ".join(states(self, missing)[:8])
-                name = getattr(function, "__name__", str(function)).strip("_").replace("_", " ")
                 raise DeadlineError(
-                    f"{name!r}, asked of every worker, was not answered by all within "
-                    f"{left.said:.3g} s, by {silent}: frozen, busy or gone. Give it longer with "
-                    f"timeout="
+                    f"{getattr(function, '__name__', function)} was not answered within "
+                    f"{left.said:.3g} s by {' or '.join(states(self, missing)[:8])}: frozen, busy "
+                    f"or gone. Give it longer with timeout="
                 ) from None
             for address, answer in answers.items():
                 if isinstance(answer, tuple):
@@ -374,7 +357,8 @@ class Cluster:
         self._ended = "closed" if self.status == "running" else "lost"
         if self.backend == "cupy" and not RUNNING:  # CuPy's arrays are CuPy's again
             device_arrays.register(on_host=False)
-        self._end(20.0 if self._ended == "closed" else 1.0)
+        with contextlib.suppress(Exception):  # of a scheduler that is gone
+            self._end(20.0 if self._ended == "closed" else 1.0)
         self._remove_spool()
 
     def __enter__(self) -> "Cluster":
@@ -386,7 +370,7 @@ class Cluster:
     def __repr__(self) -> str:
         return (
             f"Cluster({self.slots} {self.kind} workers, {self.status}, dashboard "
-            f"{self.dashboard_link})"
+            f"{self.client.dashboard_link})"
         )
 
     def _repr_html_(self) -> str:
@@ -396,9 +380,9 @@ class Cluster:
         stays, and no button.
         """
         words = html.words(f"{self.slots} {self.kind} workers")
-        if not self.is_running:
+        if self.status != "running":
             return f"<b>{words}</b>, {html.words(self.status)}"
-        address = html.words(self.dashboard_link.removesuffix("/status"))
+        address = html.words(self.client.dashboard_link.removesuffix("/status"))
         return (
             f"<div data-dashboard='{address}' data-started='{self.started!r}'><b>{words}</b>, "
             f"dashboard: <a href='{address}/tiledask' target='_blank'>{address}/tiledask</a> "

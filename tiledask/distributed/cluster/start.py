@@ -188,7 +188,7 @@ def start_cluster(
         show(cluster)
     elif not quiet:
         print(f"{slots} {cluster.kind} workers, {threads} BLAS thread each: {cluster.why}")
-        print(f"dashboard: {'none' if port is None else cluster.dashboard_link}")
+        print(f"dashboard: {'none' if port is None else cluster.client.dashboard_link}")
     return cluster
 
 

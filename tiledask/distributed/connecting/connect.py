@@ -86,23 +86,19 @@ def connect(
             f"td.connect(client) where Dask runs already"
         )
     for known in RUNNING[::-1]:
-        if known.is_running and client in (known.client, known.given, known.scheduler_address):
-            its = "cuda" if known.backend == "cupy" else "cpu"
-            if device not in ("auto", its) or (wanted or 0) > known.slots:
+        its = known.client, known.given, known.scheduler_address
+        if client in its and known.status == "running":
+            on = "cuda" if known.backend == "cupy" else "cpu"
+            if device not in ("auto", on) or (wanted or 0) > known.slots:
                 raise ConfigError(
-                    f"{known} is connected to already, with device={its!r}; close it first to have "
+                    f"{known} is connected to already, with device={on!r}; close it first to have "
                     f"another device, or more slots"
                 )
             return known
     made = _client(client, security, seconds)
     scheduler: Any = made.scheduler
     address, left = scheduler.address, left_of(seconds)
-
-    def end(_: float) -> None:
-        if made is not client:
-            with suppress(Exception):  # of a scheduler that is gone
-                made.close(timeout=5)
-
+    end: Any = (lambda _: None) if made is client else made.close
     try:
         with until(seconds):
             while (there := len(workers_of(made))) < (wanted or 1):
@@ -116,7 +112,8 @@ def connect(
             why = f"workers of {address} were connected to"
             return attach(made, client, end, Equip(), device, why, wanted, seconds)
     except BaseException:
-        end(0.0)
+        with suppress(Exception):
+            end(5.0)
         raise
 
 
@@ -124,9 +121,8 @@ def _client(given: Any, security: Any, seconds: float) -> Client:
     """``given``, or a new client of it."""
     if getattr(given, "asynchronous", False):
         raise ConfigError(
-            f"{given!r} is asynchronous, and calls of tiledask wait for what they return; connect "
-            f"by the scheduler's address, td.connect(client.scheduler.address), in a thread of its "
-            f"own: asyncio.to_thread"
+            f"{given!r} is asynchronous, and calls of tiledask wait; connect by its scheduler's "
+            f"address, in a thread of its own: asyncio.to_thread(td.connect, address)"
         )
     if isinstance(given, Client):
         check_client(given)

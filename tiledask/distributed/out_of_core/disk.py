@@ -10,7 +10,7 @@ from pathlib import Path
 from tiledask.errors import ConfigError
 from tiledask.plan.units import format_bytes
 
-__all__ = ["free", "on_disk", "sync"]
+__all__ = ["on_disk", "sync"]
 
 
 @contextmanager
@@ -29,19 +29,13 @@ def on_disk(
         # of an array that had no room NumPy says how much was "requested and written", and no more
         unnamed = refused.errno is None and "requested and" in str(refused)
         if needs is not None and (unnamed or refused.errno in (errno.ENOSPC, errno.EDQUOT)):
+            place = Path(os.path.abspath(path))
+            free = shutil.disk_usage(next(p for p in (place, *place.parents) if p.exists())).free
             why = (
-                f"its disk is full: {format_bytes(needs)} more are needed, "
-                f"{format_bytes(free(path))} are free; make room and do the same again"
+                f"its disk is full: {format_bytes(needs)} more are needed, {format_bytes(free)} "
+                f"are free; make room and do the same again"
             )
         raise error(f"{os.fspath(path)} cannot be {done}: {why}") from refused
-
-
-def free(path: str | os.PathLike[str]) -> int:
-    """Free bytes on the disk where ``path`` is, or would be."""
-    there = Path(os.path.abspath(path))
-    while not there.exists():
-        there = there.parent
-    return shutil.disk_usage(there).free
 
 
 def sync(path: str) -> None:

@@ -254,7 +254,9 @@ def _multiply_tile(
     with prefetched(depths, fetch, buffers) as fetched:
         for start, _ in depths:
             x, y = next(fetched)
-            _check_wanted()
+            task = get_worker().state.tasks.get(thread_state.key)
+            if task is None or task.state == "cancelled":
+                raise RuntimeError("nobody waits for this product; what is finished is recorded")
             with on_device(tile):
                 tile_matmul(x, y, *how, tile, beta=float(start > 0))
             finish(tile)
@@ -263,10 +265,3 @@ def _multiply_tile(
     c.write(region, to_numpy(tile), durable=True)
     panel_done(at_end=True)
     return sum(nbytes)
-
-
-def _check_wanted() -> None:
-    """Raise once nobody wants what this task makes."""
-    task = get_worker().state.tasks.get(thread_state.key)
-    if task is None or task.state == "cancelled":
-        raise RuntimeError(f"{thread_state.key} was cancelled; what is finished is recorded")

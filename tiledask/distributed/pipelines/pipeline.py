@@ -193,7 +193,7 @@ def run_schedule(
         with announced(workers, topic, kind="pipeline", **about):
             made = _ran(engine, mesh, schedule, topic, given, left)
         ended(workers, topic)
-        return sum(sorted(clock.error for clock in clocks)[-2:]), made
+        return sum(sorted(error for _, error in clocks)[-2:]), made
 
     with counting(workers, max(seconds, PATIENCE)) as counted:
         error, done = retry_lost(workers, mesh.at, seconds, attempt)
