@@ -10,7 +10,7 @@ host_memory.py    memory of a worker's process: held, capped, kept for the next 
 gpus.py           GPU workers: whose each GPU is, and what they start with
 device_memory.py  memory of a worker's GPU: one pool for everything
 device_arrays.py  how a GPU's arrays are serialized
-counters.py       bytes received, memory grown and the load, while a block runs
+counters.py       bytes received and memory grown, while a block runs
 clocks.py         every worker's offset from the scheduler's clock
 progress.py       how far workers are, by their events
 """

@@ -57,7 +57,7 @@ RUNNING: list["Cluster"] = []
 
 
 @dataclass(eq=False)
-class Cluster:
+class Cluster(contextlib.AbstractContextManager["Cluster"]):
     """Workers in slots 0..n-1 and the client that speaks to them; a context manager."""
 
     client: Client
@@ -360,9 +360,6 @@ class Cluster:
         with contextlib.suppress(Exception):  # of a scheduler that is gone
             self._end(20.0 if self._ended == "closed" else 1.0)
         self._remove_spool()
-
-    def __enter__(self) -> "Cluster":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

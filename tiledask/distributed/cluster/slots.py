@@ -42,10 +42,6 @@ _TRANSFERS = 100_000
 _KINDS = "slot", "beside"
 
 
-def _resources(slot: int) -> list[str]:
-    return [f"{kind}{slot}" for kind in _KINDS]
-
-
 def _slotted(resources: Iterable[str]) -> list[str]:
     """Those of a worker's resources that belong to a slot."""
     return [name for name in resources if name.rstrip("0123456789") in _KINDS]
@@ -93,7 +89,7 @@ class Slots(SchedulerPlugin):
             # not Dask's set_resources: it forgets what of the worker's other resources is in use
             for name in _slotted(known.resources):
                 del known.resources[name], scheduler.resources[name][address]
-            for name in _resources(self.slots[address]):
+            for name in (f"{kind}{self.slots[address]}" for kind in _KINDS):
                 known.resources[name] = 1
                 known.used_resources.setdefault(name, 0)
                 scheduler.resources.setdefault(name, {})[address] = 1
@@ -171,7 +167,7 @@ class Equip(WorkerPlugin):
         state = worker.state
         for name in _slotted(state.total_resources):
             del state.total_resources[name]
-        for name in _resources(slot):
+        for name in (f"{kind}{slot}" for kind in _KINDS):
             state.total_resources[name] = 1
             state.available_resources.setdefault(name, 1)  # 0: a task of an earlier client ends yet
         await worker.scheduler.tiledask_ready(address=worker.address)

@@ -38,7 +38,6 @@ from tiledask.plan.intervals import Interval
 from tiledask.plan.products.product_plan import AHEAD
 from tiledask.plan.products.regions import Region, extents_of, region_size
 from tiledask.plan.products.streaming import Cuts, Problem, StreamPlan, plan_cuts, plan_stream
-from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import accumulator, workspace
 from tiledask.tile import matmul as tile_matmul
@@ -61,8 +60,6 @@ class StoredProduct(StoredArray):
 
     plan: StreamPlan | None = None
     """The plan of what this run had left to do."""
-    traffic: Both | None = None
-    """Traffic between workers, predicted (none) and measured."""
     memory: Both | None = None
     """Ledger, a place per slot, predicted and measured."""
     bytes_read: Both | None = None
@@ -115,7 +112,13 @@ def multiply_stored(
     """
     cluster = connect(cluster)
     check_kernel(kernel, cluster.backend)
-    a, b = _operand("A", a), _operand("B", b)
+    for name, x in (("A", a), ("B", b)):
+        if (begun := journal_of(x.path)).exists():
+            raise ConfigError(
+                f"{name}, {x.path}, is the result of a product that is not finished: make that "
+                f"call again, or, if it was written otherwise since, remove {begun}"
+            )
+    a, b = open_array(a.path), open_array(b.path)  # as the files are now
     (m, k), (rows, n) = a.shape, b.shape
     if k != rows:
         raise PlacementError(
@@ -149,22 +152,11 @@ def multiply_stored(
     return StoredProduct(
         *(c.path, c.shape, c.dtype, c.chunks),
         plan=plan,
-        traffic=Both(Traffic.of(cluster.slots).on(cluster.hosts), counted.traffic),
         memory=Both(plan.ledger, counted.ledger({})),
         bytes_read=Both(plan.bytes_read, nbytes),
         seconds=counted.seconds,
         resumed_tiles=len(finished),
     )
-
-
-def _operand(name: str, array: StoredArray) -> StoredArray:
-    """``array`` as its file is now."""
-    if (journal := journal_of(array.path)).exists():
-        raise ConfigError(
-            f"{name}, {array.path}, is the result of a product that is not finished: make that "
-            f"call again, or, if it was written otherwise since, remove {journal}"
-        )
-    return open_array(array.path)
 
 
 def _planned(
@@ -179,11 +171,13 @@ def _planned(
     limit = min(cluster.memory_limit // 2, room.bytes)
     limit = limit if memory_limit is None else parse_bytes(memory_limit)
     itemsize, wide = a.dtype.itemsize, accumulator(a.dtype).itemsize
-
-    def work(m: int, n: int, k: int) -> int:
-        return workspace(m, n, k, itemsize, *how, True, wide)
-
-    problem = Problem((*c.shape, a.shape[1]), itemsize, (a.grid, b.grid, c.grid), wide, work)
+    problem = Problem(
+        (*c.shape, a.shape[1]),
+        itemsize,
+        (a.grid, b.grid, c.grid),
+        wide,
+        lambda m, n, k: workspace(m, n, k, itemsize, *how, True, wide),
+    )
     given = cluster.slots, limit
     plan = plan_cuts(problem, cuts, *given) if cuts else plan_stream(problem, *given)
     if plan.ledger.peak > room.bytes:
