@@ -88,9 +88,9 @@ NOISE = 5
 
 
 def grown(work):
-    held = host_memory.reset_peak("numpy")
+    held = host_memory.reset_peak()
     work()
-    return (host_memory.peak_bytes("numpy") - held) / MIB
+    return (host_memory.peak_bytes() - held) / MIB
 
 
 def test_memory_used_again_is_counted_and_kept_memory_is_not(monkeypatch):

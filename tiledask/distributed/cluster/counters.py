@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Any
 
-from tiledask.distributed.cluster import host_memory
+from tiledask.distributed.cluster import device_memory, host_memory
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["TO_MAKE_AGAIN", "Call", "Counted", "counting"]
+__all__ = ["MEMORIES", "TO_MAKE_AGAIN", "Call", "Counted", "counting"]
 
 TO_MAKE_AGAIN = "to_make_again"
 """Name of tasks without a result, which only say what depends on what: they are not counted."""
+MEMORIES: dict[str, Any] = {"numpy": host_memory, "cupy": device_memory}
+"""What counts the memory of blocks, by their arrays."""
 ANSWER = 20.0
 """Seconds that the workers have to say what they counted, once the work is done."""
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -131,7 +133,7 @@ async def _mark(
         log.clear()  # a full log forgets its oldest entries, and then a mark means nothing
         _marks.clear()
     _marks[token] = len(log)
-    return host_memory.reset_peak(backend), await _called(first, dask_worker)
+    return MEMORIES[backend].reset_peak(), await _called(first, dask_worker)
 
 
 async def _report(
@@ -139,7 +141,7 @@ async def _report(
 ) -> tuple[str, int, list[tuple[str, int]], list[Any]]:
     """(this worker's address, its peak, the sender and bytes of each that came in since the mark,
     what ``last`` returned). A restarted worker has a new log and no mark."""
-    peak, log = host_memory.peak_bytes(backend), list(dask_worker.transfer_incoming_log)
+    peak, log = MEMORIES[backend].peak_bytes(), list(dask_worker.transfer_incoming_log)
     came = [
         (entry["who"], nbytes)
         for entry in log[_marks.pop(token, 0) :]

@@ -48,7 +48,7 @@ def take(cap: int | None, most: int | None, sharers: int) -> None:
     except Exception as error:
         raise ConfigError(
             f"a worker cannot use its GPU ({type(error).__name__}: {error}): it may be full, or "
-            f"let one process use it at a time (nvidia-smi -c 0 lifts that); or take device='cpu'"
+            f"take one process at a time (nvidia-smi -c 0 lifts that)"
         ) from None
 
 
@@ -63,15 +63,12 @@ def allocate(nbytes: int) -> Any:
                 pointer = _pool.malloc(nbytes)
                 _peak = max(_peak, held())
                 return pointer
-            why = f"{format_bytes(beyond)} more than memory_cap={format_bytes(_cap)}; ask "
-            why += "start_cluster for a higher one, or use more workers"
+            why = f"{format_bytes(beyond)} more than memory_cap={format_bytes(_cap)}"
         except MemoryError as error:
-            free, total = map(format_bytes, namespace("cupy").cuda.runtime.memGetInfo())
-            why = f"which the GPU refused: {free} of its {total} are free; close what else runs "
-            why += f"there, or use more GPUs ({error})"
+            why = f"which the GPU refused ({error})"
     refused = Refused(
         f"{format_bytes(nbytes)} of the GPU beside {format_bytes(before)} that this worker holds "
-        f"make {format_bytes(before + nbytes)}, {why}"
+        f"make {format_bytes(before + nbytes)}, {why}; use more workers, or GPUs"
     )
     refused.needed = before + nbytes
     raise refused

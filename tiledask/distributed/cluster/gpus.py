@@ -47,8 +47,7 @@ def choose_device(device: str) -> tuple[str, str]:
         try:
             importlib.import_module("dask_cuda")
         except Exception as error:  # of a package that it needs and that is too old, too
-            words = " ".join(str(error).split())
-            reason = f"dask-cuda cannot be imported ({words}): {install('gpu')}"
+            reason = f"dask-cuda cannot be imported ({error}): {install('gpu')}"
     if not reason:
         names = ", ".join(device.name for device in found.devices)
         return "cupy", f"{names} took a real allocation"

@@ -28,8 +28,6 @@ import psutil
 from distributed import Status
 from tornado.ioloop import PeriodicCallback
 
-from tiledask.distributed.cluster import device_memory
-
 __all__ = ["KEEP_SECONDS", "LARGE", "RESERVE", "cap_memory", "capped", "empty", "held", "keep"]
 __all__ += ["peak_bytes", "reset_peak"]
 
@@ -155,24 +153,17 @@ def held() -> int:
         return _status("VmRSS") - _kept_bytes()
 
 
-def reset_peak(backend: str) -> int:
-    """Bytes held now; ``peak_bytes`` counts from here on.
-
-    "numpy": of the process, but for what is only kept. "cupy": of the pool of its GPU.
-    """
+def reset_peak() -> int:
+    """Bytes held now; ``peak_bytes`` counts from here on."""
     global _peak
-    if backend == "cupy":
-        return device_memory.reset_peak()
     with _lock:
         _peak = held()
         _clear_peak()
         return _peak
 
 
-def peak_bytes(backend: str) -> int:
+def peak_bytes() -> int:
     """The most bytes held since ``reset_peak`` (elsewhere than on Linux: of those looked at)."""
-    if backend == "cupy":
-        return device_memory.peak_bytes()
     with _lock:
         _look()
         return _peak or 0

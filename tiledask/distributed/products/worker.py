@@ -17,7 +17,7 @@ from distributed import Future
 from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
-from tiledask.distributed.cluster.counters import Counted
+from tiledask.distributed.cluster.counters import MEMORIES, Counted
 from tiledask.distributed.cluster.progress import reporter
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.distributed.products.panels import (
@@ -316,4 +316,4 @@ def _counted(work: RankWork, reader: Reader) -> tuple[list[Any], dict[str, Any]]
     del reader.spans[: len(new)]
     spans = [(work.rank, kind, n, start + delay, stop + delay) for kind, n, start, stop in new]
     received = sum(nbytes for _, nbytes in reader.facts.reads)
-    return spans, {"received": received, "peak": host_memory.peak_bytes(work.backend)}
+    return spans, {"received": received, "peak": MEMORIES[work.backend].peak_bytes()}
