@@ -76,16 +76,15 @@ def failure(cluster: Any, future: Future[Any], what: str) -> BaseException:
     if future.status == "cancelled":
         cluster.check_alive()
         return ClusterLostError(
-            f"{what}: task {future.key} was cancelled, and its result is gone; the cluster "
-            f"runs on: make what it belonged to again"
+            f"{what}: task {future.key} was cancelled; the cluster runs on: make it again"
         )
     error = future.exception(timeout=30)
     if isinstance(error, KilledWorker):
+        task = str(error.task)
         named = ClusterLostError(
-            f"{what}: task {str(error.task)[:200]} ended the worker of slot "
-            f"{str(error.task).rpartition('-')[2]} {error.allowed_failures + 1} times, whenever "
-            f"it ran there: it needs more memory than there is, or native code that it calls "
-            f"crashes. Look at the workers' output, or give it less at a time"
+            f"{what}: task {task[:200]} ended the worker of slot {task.rpartition('-')[2]} "
+            f"{error.allowed_failures + 1} times: it needs more memory than there is, or native "
+            f"code crashes. Look at the workers' output, or give it less at a time"
         )
         named.__cause__ = error  # by which it is known that trying again will not do
         return named
@@ -118,12 +117,12 @@ def asked(
     call: Callable[[], Awaitable[T]],
     seconds: float,
     check: Callable[[], object] | None = None,
-    what: str = "the scheduler",
+    what: Callable[[], str] = lambda: "the scheduler",
 ) -> T:
     """What ``call()``, of the client's loop, returns.
 
-    Raises DeadlineError, that ``what`` did not answer within ``seconds``. Before, and if it fails,
-    ``check()`` may raise instead: by default that the client has lost its scheduler,
+    Raises DeadlineError, that ``what()`` did not answer within ``seconds``. Before, and if it
+    fails, ``check()`` may raise instead: by default that the client has lost its scheduler,
     ClusterLostError.
     """
     check, left = check or partial(check_client, client), left_of(seconds)
@@ -137,7 +136,7 @@ def asked(
             time.sleep(HEAR / 5)
         if late and not left.seconds:
             raise DeadlineError(
-                f"{what} did not answer within {left.said:.3g} s: frozen, busy or gone. Give it "
+                f"{what()} did not answer within {left.said:.3g} s: frozen, busy or gone. Give it "
                 f"longer with timeout=, or look at the logs of scheduler and workers"
             ) from None
         raise

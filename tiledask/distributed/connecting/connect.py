@@ -213,7 +213,7 @@ def attach(
     ``equip`` has for it, unless another client has slots there. ``end``: within so many seconds,
     when it is closed."""
     call: Any = partial(client._run, _process, device)
-    found: dict[str, Process] = asked(client, call, seconds, what="some worker, for what it is,")
+    found: dict[str, Process] = asked(client, call, seconds, what=lambda: "some worker")
     _check_workers(found)
     without = next((f"{at}: {each.gpu}" for at, each in found.items() if type(each.gpu) is str), "")
     if without and device == "cuda":
@@ -234,7 +234,7 @@ def attach(
     at, unequipped, there = asked(client, call, seconds)
     if unequipped:
         call = partial(client._register_worker_plugin, equip, equip.name, idempotent=False)
-        asked(client, call, seconds, what="some worker, to be given its slot,")
+        asked(client, call, seconds, what=lambda: "some worker")
     slots = {at[a]: (found[a].host, equip.cap or limits[a]) for a in found if a in at}
     # of a slot whose worker is just being restarted: on some host, the least
     least = next(iter(slots.values()))[0], min(limit for _, limit in slots.values())

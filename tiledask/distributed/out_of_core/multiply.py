@@ -12,7 +12,6 @@ process and with other workers.
 
 import os
 import uuid
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -197,7 +196,8 @@ def _run(
     progress: Progress,
 ) -> tuple[int, Counted]:
     """(bytes that all workers read, what was counted meanwhile)."""
-    cluster.run(_find, product[:3])
+    # every worker finds them, or says so, and loads zarr before memory is counted
+    cluster.run(lambda: [open_array(x.path) for x in product[:3]])
     run, (m, n, k) = uuid.uuid4().hex, plan.problem.extents
     what = f"product {m}x{k} @ {k}x{n} into {journal.stem}"
     tiles = [(slot, region) for slot, mine in enumerate(plan.tiles) for region in mine]
@@ -216,12 +216,6 @@ def _run(
         cluster.wait(futures, what, seconds, record, cancel=True)
         record()
         return sum(cluster.gather(futures, what, seconds)), counted
-
-
-def _find(arrays: Sequence[StoredArray]) -> None:
-    """Raise ConfigError where a worker lacks a file; zarr is loaded before memory is counted."""
-    for array in arrays:
-        open_array(array.path)
 
 
 def _multiply_tile(

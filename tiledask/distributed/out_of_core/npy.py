@@ -29,9 +29,7 @@ def read(array: Any, region: Region, out: np.ndarray) -> None:
             left = row.view(np.uint8).data
             while left:  # in as many calls as the system wants
                 if not (read := file.readinto(left)):
-                    raise ConfigError(
-                        f"{array.path} was cut short while it was read; write it again"
-                    )
+                    raise ConfigError(f"{array.path} was cut short meanwhile; write it again")
                 left = left[read:]
 
 
@@ -69,8 +67,8 @@ def look(path: str) -> Any:
         raise
     except Exception as error:  # of the tokenizer that NumPy tries last, too
         raise ConfigError(
-            f"{path} cannot be read as .npy: {str(error)[:300]}; it was cut short or is damaged, "
-            f"or is no such file: numpy.save writes one, and a zarr array is a folder"
+            f"{path} cannot be read as .npy: {str(error)[:300]}; it was cut short, is damaged or "
+            f"no such file: numpy.save writes one"
         ) from None
     if found.ndim == 2 and not found.flags.c_contiguous:
         raise ConfigError(f"{path} lies column by column; save numpy.ascontiguousarray of it")
