@@ -132,8 +132,7 @@ def _client(given: Any, security: Any, seconds: float) -> Client:
         _check_listens(where, seconds)
         made.__init__(given, security=security, set_as_default=False, timeout=seconds)  # type: ignore[misc]
         return made
-    # the last three are of what is no scheduler, or of one that encrypts
-    except (OSError, ValueError, TypeError, MemoryError, AssertionError) as error:
+    except Exception as error:  # of what is no scheduler, or one that encrypts, too
         # else it would close when it is collected, and if another starts just then wait for it
         with suppress(Exception):
             made.close(timeout=5)
