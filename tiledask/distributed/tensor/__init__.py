@@ -1,7 +1,7 @@
 """Layers whose weights are sharded over the ranks of a group, forward and backward.
 
-layers.py      linear layers, norms, feed-forward, attention, decoder block, embedding, loss
-tp_region.py   f and g; activations, sums, biases
+layers.py      linear layers, feed-forward, attention, decoder block, embedding, loss
+tp_region.py   f and g: where sums are, forward and backward
 propagate.py   what may be placed how, by one rule of letters
 run_layer.py   each layer is a program of one layer, run on the group
 weights.py     who holds what of all weights; checkpoints under another layout

@@ -36,28 +36,19 @@ from typing import Any
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
-from tiledask.distributed.tensor.propagate import check_gather, fits, need, propagate, refuse
+from tiledask.distributed.tensor.propagate import check_block, check_gather, need, propagate, refuse
 from tiledask.distributed.tensor.run_layer import KeptLayer, LayerRule, backward, forward
-from tiledask.distributed.tensor.tp_region import ONCE
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.shards import HeadCounts, block_layout
-from tiledask.plan.products.placement import (
-    Partial,
-    Placement,
-    Replicate,
-    Shard,
-    Tiling,
-    even_shards,
-)
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.program.making.decoder import block_shapes
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.cross_entropy import check_count
 
 __all__ = ["DecoderBlock", "column_linear", "column_linear_grad", "cross_entropy"]
 __all__ += ["cross_entropy_grad", "decoder_block", "decoder_block_grad", "embedding"]
-__all__ += ["embedding_grad", "layer_norm", "mlp", "mlp_grad", "rms_norm", "row_linear"]
-__all__ += ["row_linear_grad", "self_attention", "self_attention_grad", "swiglu_mlp"]
-__all__ += ["swiglu_mlp_grad"]
+__all__ += ["embedding_grad", "mlp", "mlp_grad", "row_linear", "row_linear_grad"]
+__all__ += ["self_attention", "self_attention_grad", "swiglu_mlp", "swiglu_mlp_grad"]
 
 AS_Y = "it is placed as y is"
 OF_A_SUM = (
@@ -68,15 +59,11 @@ OF_A_SUM = (
 COLUMNS = (
     "w and b are sharded along their columns, shard(group, w, 1) and shard(group, b, 0), and take "
     "all of x: sum a Partial first, by g(group, x); where x is sharded along its columns use "
-    "row_linear, or gathered(group, x)"
+    "row_linear, or all_gather it"
 )
 ROWS = (
     "every rank has its own rows of w, shard(group, w, 0), which multiply its own columns of x: "
     "take shard(group, x, -1), or column_linear; b is on every rank, added once, after the sum"
-)
-NORM = (
-    "the norm of a sum is not the sum of norms, nor is that of a token's columns that of its "
-    "own part; sum first, by g(group, x), or gather it, or shard its tokens"
 )
 ALONE = tile.Heads(1, 1, 1)
 TOKENS = "sum a Partial first, by g(group, x); of shards, only those of tokens go in and come out"
@@ -86,13 +73,12 @@ TOKENS = "sum a Partial first, by g(group, x); of shards, only those of tokens g
 
 
 def column_linear(
-    group: Group, x: Placed, w: Placed, b: Placed | None = None, *, regather: bool = False
+    group: Group, x: Placed, w: Placed, b: Placed | None = None
 ) -> tuple[Placed, KeptLayer]:
     """(y [..., out] sharded along its columns, kept) for w [in, out] and b [out], sharded so.
 
-    x [..., in] is on every rank, or sharded along its tokens: then it is gathered, and with
-    ``regather`` only this rank's tokens are kept and they are gathered again in the backward. An
-    x that is sharded along its columns is refused.
+    x [..., in] is on every rank, or sharded along its tokens: then it is gathered. An x that is
+    sharded along its columns is refused.
 
     >>> import numpy as np
     >>> from tiledask.distributed.ranks.threads import run_threads
@@ -106,21 +92,21 @@ def column_linear(
     """
     name = "column_linear"
     y = propagate(group, name, "*K Kn! n! -> *n!", COLUMNS, x=x, w=w, b=b)
-    check_gather(group, x)
-    rule = LayerRule(name, name, y, AS_Y, x.spec, regather=regather)
+    check_gather(x)
+    rule = LayerRule(name, name, y, AS_Y, Placed(None, x.tiling))
     return forward(group, rule, (x,), {"w": w, "b": b}, unit="", names=("w",), labels=(name,))
 
 
 def row_linear(
-    group: Group, x: Placed, w: Placed, b: Placed | None = None, *, to: Placement = EVERYWHERE
+    group: Group, x: Placed, w: Placed, b: Placed | None = None
 ) -> tuple[Placed, KeptLayer]:
-    """(y [..., out], kept) for x [..., in] and w [in, out], both sharded along in, alike.
+    """(y [..., out] on every rank, kept) for x [..., in] and w [in, out], both sharded along in,
+    alike.
 
-    ``to``: where y is: on every rank, or evenly sharded along a dimension of its tokens. b is on
-    every rank, added once, after the sum. An x that every rank has in full is refused.
+    b is on every rank, added once, after the sum. An x that every rank has in full is refused.
     """
     name = "row_linear"
-    y = propagate(group, name, "*k! k!N N -> *N", ROWS, x=x, w=w, b=b)
+    partial = propagate(group, name, "*k! k!N N -> *N", ROWS, x=x, w=w, b=b)
     _, rows = w.split
     if sum(rows.counts) != w.shape[0]:
         refuse(
@@ -128,22 +114,9 @@ def row_linear(
             f"w's {w.shape[0]} rows are sharded as {rows}, together {sum(rows.counts)}: "
             f"what several ranks hold would be in the sum several times; give each row one rank",
         )
-    y = _summed(group, y, to)
-    propagate(group, "add_bias", "*n n -> *n", ONCE.format(group.size), x=y, b=b)
+    y = Placed.of(None, EVERYWHERE, partial.shape)
     rule = LayerRule(name, name, y, OF_A_SUM, y)
     return forward(group, rule, (x,), {"w": w, "b": b}, unit="", w="w", label=name)
-
-
-def _summed(group: Group, y: Placed, to: Placement) -> Placed:
-    """The placement of the Partial ``y`` after an all_reduce, or a reduce_scatter."""
-    if isinstance(to, Partial):
-        refuse("to=Partial()", f"{y} is summed up here; say to=Replicate(), or Shard(dim) of it")
-    if isinstance(to, Replicate):
-        return Placed.of(None, EVERYWHERE, y.shape)
-    if not -y.ndim <= to.dim < y.ndim:
-        refuse("reduce_scatter", f"{y} has no dimension {to.dim}, only {y.ndim} of them")
-    shards = even_shards(y.shape[to.dim], group.size)
-    return Placed.of(None, Shard(to.dim % y.ndim), y.shape, shards)
 
 
 def column_linear_grad(
@@ -155,39 +128,6 @@ def column_linear_grad(
 
 
 row_linear_grad = column_linear_grad
-
-
-# -- norms -----------------------------------------------------------------------------------------
-
-
-def layer_norm(
-    group: Group,
-    x: Placed,
-    w: Placed,
-    b: Placed | None = None,
-    eps: float = 1e-5,
-    name: str = "layer_norm",
-) -> tuple[Placed, KeptLayer]:
-    """(y, kept) for x [..., h], on every rank or sharded along its tokens; w and b on every rank.
-
-    ``name`` labels the collective of the backward.
-    """
-    return _norm(group, x, {"w": w, "b": b}, False, eps, name)
-
-
-def rms_norm(
-    group: Group, x: Placed, w: Placed, eps: float = 1e-6, name: str = "rms_norm"
-) -> tuple[Placed, KeptLayer]:
-    """(y, kept), as `layer_norm`, without a mean and a bias."""
-    return _norm(group, x, {"w": w}, True, eps, name)
-
-
-def _norm(
-    group: Group, x: Placed, weights: Weights, gated: bool, eps: float, name: str
-) -> tuple[Placed, KeptLayer]:
-    y = propagate(group, name, "*H H H -> *H", NORM, x=x, w=weights["w"], b=weights.get("b"))
-    rule, options = LayerRule("norm", name, y, tokens=y, prefix="norm."), {"gated": gated}
-    return forward(group, rule, (x,), weights, unit="", name="norm", label=name, eps=eps, **options)
 
 
 # -- feed-forward, attention, decoder block --------------------------------------------------------
@@ -202,18 +142,16 @@ LAYERS = {
 
 
 def mlp(
-    group: Group, x: Placed, weights: Weights, activation: str = "gelu", *, regather: bool = False
+    group: Group, x: Placed, weights: Weights, activation: str = "gelu"
 ) -> tuple[Placed, KeptLayer]:
     """(y, kept) for x [..., h]; y is placed as x is. Weights as `mlp_layout` places them."""
     tile.find_activation(activation)
-    return _of_layout(group, "mlp", x, weights, regather=regather, kernel=activation)
+    return _of_layout(group, "mlp", x, weights, kernel=activation)
 
 
-def swiglu_mlp(
-    group: Group, x: Placed, weights: Weights, *, regather: bool = False
-) -> tuple[Placed, KeptLayer]:
+def swiglu_mlp(group: Group, x: Placed, weights: Weights) -> tuple[Placed, KeptLayer]:
     """(y, kept) for x [..., h]; y is placed as x is. Weights as `mlp_layout` places them."""
-    return _of_layout(group, "swiglu_mlp", x, weights, regather=regather, kernel="swiglu")
+    return _of_layout(group, "swiglu_mlp", x, weights, kernel="swiglu")
 
 
 def self_attention(
@@ -222,15 +160,13 @@ def self_attention(
     weights: Weights,
     heads: tile.Heads,
     angles: tile.Angles | None = None,
-    *,
-    regather: bool = False,
 ) -> tuple[Placed, KeptLayer]:
     """(y [b, s, h], kept) for x [b, s, h]; y is placed as x is.
 
     ``heads`` are those of the whole layer; weights as `attention_layout` places them. ``angles``
     are of all tokens: every rank has all of them when it attends.
     """
-    return _of_layout(group, "self_attention", x, weights, heads, regather, angles=angles)
+    return _of_layout(group, "self_attention", x, weights, heads, angles=angles)
 
 
 @dataclass(frozen=True)
@@ -256,15 +192,8 @@ def decoder_block(
     return _of_layout(group, "decoder_block", x, weights, *of, gated=block.gated, angles=angles)
 
 
-mlp_grad = swiglu_mlp_grad = self_attention_grad = backward
+mlp_grad = swiglu_mlp_grad = self_attention_grad = decoder_block_grad = backward
 """(dx, the gradient of each weight by its name); kv heads' are whole on each of their ranks."""
-
-
-def decoder_block_grad(
-    group: Group, dy: Placed, kept: KeptLayer, weights: Weights, block: DecoderBlock
-) -> tuple[Placed, Weights]:
-    """(dx, the gradient of each weight by its name)."""
-    return backward(group, dy, kept, weights)
 
 
 def _of_layout(
@@ -279,7 +208,7 @@ def _of_layout(
     tile.shared_heads(heads.query, heads.kv)  # refuses heads that cannot be shared
     (writer, prefix, _), given = LAYERS[name], [x]
     y = propagate(group, name, "*H -> *H", TOKENS, x=x)
-    check_gather(group, x)
+    check_gather(x)
     gated = options.get("kernel") == "swiglu" or options.get("gated", False)
     _check_layout(group, name, y.shape[-1], weights, heads, gated)
     if "angles" in options:
@@ -319,7 +248,7 @@ def _check_layout(
                 f"{name} must be {wanted} ({wanted.shards() or 'whole'}), got {w} "
                 f"({w.shards or 'whole'}): take {layout}",
             )
-        fits(group, layer, name, w)
+        check_block(group, layer, name, w)
 
 
 @lru_cache(256)
@@ -349,17 +278,13 @@ def _tilings(
 # -- embedding and loss ----------------------------------------------------------------------------
 
 
-def embedding(
-    group: Group, tokens: Any, table: Placed, *, to: Placement = EVERYWHERE
-) -> tuple[Placed, KeptLayer]:
-    """(y [..., h], kept) for tokens [...], which every rank has, and a table [V, h] in Shard(0).
-
-    ``to``: where y is, as for `row_linear`. Raises KernelError for tokens outside of V.
-    """
+def embedding(group: Group, tokens: Any, table: Placed) -> tuple[Placed, KeptLayer]:
+    """(y [..., h] on every rank, kept) for tokens [...], which every rank has, and a table [V, h]
+    in Shard(0). Raises KernelError for tokens outside of V."""
     why, ids = "each rank has its part of dimension 0", replicate(tokens)
-    y = propagate(group, "embedding", "* v!H -> *H", why, tokens=ids, table=table)
-    check_gather(group, table)
-    y = _summed(group, y, to)
+    partial = propagate(group, "embedding", "* v!H -> *H", why, tokens=ids, table=table)
+    check_gather(table)
+    y = Placed.of(None, EVERYWHERE, partial.shape)
     rule = LayerRule("embedding", "embedding", y, tokens=y)
     return forward(group, rule, (ids,), {"table": table}, counts=table.split[1].counts)
 
@@ -371,17 +296,11 @@ def embedding_grad(group: Group, dy: Placed, kept: KeptLayer, table: Placed) -> 
 
 
 def cross_entropy(
-    group: Group,
-    logits: Placed,
-    targets: Any,
-    smoothing: float = 0.0,
-    ignore: int = -100,
-    count: float | None = None,
+    group: Group, logits: Placed, targets: Any
 ) -> tuple[Any, tuple[KeptLayer, float]]:
     """(loss, kept): the same scalar on every rank; logits [..., V] in Shard(-1), targets [...].
 
-    As tile's `cross_entropy`: the mean over the targets that are not ``ignore``, or their sum over
-    ``count``. Smoothing shares out over all V classes, wherever they are. Replicated logits are
+    The mean over the targets that are not -100, as tile's `cross_entropy`. Replicated logits are
     refused: every rank would count every class.
 
     >>> import numpy as np
@@ -393,8 +312,7 @@ def cross_entropy(
     >>> run_threads(program, 2).results  # log 5
     [1.6094, 1.6094]
     """
-    counted = tile.count_targets(targets, logits.shape[-1], smoothing, ignore)
-    count = counted if count is None else count
+    count = tile.count_targets(targets, logits.shape[-1])
     check_count(count)
     why = (
         f"each of {group.size} ranks would count every class, and the loss would be larger by "
@@ -402,11 +320,10 @@ def cross_entropy(
         f"gathering it, or use tiledask.tile.layers.cross_entropy on all of it"
     )
     propagate(group, "cross_entropy", "*v! -> *", why, logits=logits)
-    check_gather(group, logits)
+    check_gather(logits)
     rule = LayerRule("loss", "cross_entropy", Placed.of(None, EVERYWHERE, ()))
     counts, given = logits.split[1].counts, (logits, replicate(targets))
-    options = {"counts": counts, "count": 1.0, "smoothing": smoothing, "ignore": ignore}
-    y, kept = forward(group, rule, given, {}, **options)
+    y, kept = forward(group, rule, given, {}, counts=counts, count=1.0)
     return y.local / count, (kept, count)
 
 

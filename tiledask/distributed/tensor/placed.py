@@ -74,20 +74,6 @@ class Placed(Tiled):
             raise PlacementError(f"{self} is not sharded; shard(group, x, dim) takes its part")
         return dim, shards
 
-    @property
-    def spec(self) -> "Placed":
-        """Its placement and shape, without the block."""
-        return Placed(None, self.tiling)
-
-    def like(self, local: Any) -> "Placed":
-        """Another block of the same placement and shape."""
-        if local.shape != self.local.shape:
-            raise PlacementError(
-                f"a block with the placement of another has its shape, {self.local.shape}; got "
-                f"{local.shape}: say what it is a part of, by shard(...)"
-            )
-        return Placed(local, self.tiling)
-
     def __str__(self) -> str:
         return str(self.tiling)
 

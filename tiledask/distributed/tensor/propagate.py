@@ -2,7 +2,7 @@
 
     column_linear   *K Kn! n! -> *n!    K is whole; n is sharded, of b as of w, and so is y
     row_linear      *k! k!N N -> *N     k is sharded, of x as of w: y is a sum over ranks
-    norm            *H H H -> *H        only tokens (*) may be sharded; y is placed as x is
+    mlp             *H -> *H            only tokens (*) may be sharded; y is placed as x is
 
 Nothing may be Partial: gelu(a + b) is not gelu(a) + gelu(b), and a bias added to t partial sums is
 there t times.
@@ -18,7 +18,7 @@ from tiledask.distributed.tensor.placed import Placed
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import ANY, Partial, Replicate, Shard, Shards, Tiling
 
-__all__ = ["check_gather", "fits", "need", "propagate", "refuse", "same_placement"]
+__all__ = ["check_block", "check_gather", "need", "propagate", "refuse"]
 
 
 def propagate(group: Group, op: str, rule: str, why: str, **operands: Placed | None) -> Placed:
@@ -90,7 +90,7 @@ def need(op: str, name: str, x: Placed, kinds: Sequence[type], why: str) -> None
         refuse(op, f"{name} must be {names}, got {x}: {why}")
 
 
-def fits(group: Group, op: str, name: str, x: Placed) -> None:
+def check_block(group: Group, op: str, name: str, x: Placed) -> None:
     """Refuse ``x`` unless it is this rank's block in this group."""
     _check_block(op, name, x.tiling, getattr(x.local, "shape", None), group.size, group.rank)
 
@@ -108,25 +108,13 @@ def _check_block(op: str, name: str, tiling: Tiling, here: Any, size: int, rank:
         )
 
 
-def check_gather(group: Group, x: Placed) -> None:
-    """Refuse ``x`` unless all of it is here, or is had by a gather."""
-    fits(group, "gathered (all_gather)", "x", x)
+def check_gather(x: Placed) -> None:
+    """Refuse ``x`` unless its parts are one behind the other."""
     if x.shards and not x.shards.in_a_row:
         refuse(
-            "gathered (all_gather)",
+            "all_gather",
             f"the ranks' parts of {x} are not one behind the other ({x.shards}), and a gather "
-            f"would mix up its columns; take its halves apart first, or put_together",
-        )
-
-
-def same_placement(op: str, name: str, x: Placed, other_name: str, other: Placed) -> None:
-    """Refuse two that are not placed alike."""
-    if x.tiling is not other.tiling and x.tiling != other.tiling:
-        refuse(
-            op,
-            f"{name} and {other_name} must have the same placement, got {x} "
-            f"({x.shards or 'whole'}) and {other} ({other.shards or 'whole'}); "
-            f"bring one to the other's placement by g or gathered",
+            f"would mix them up; put_together brings them in order",
         )
 
 

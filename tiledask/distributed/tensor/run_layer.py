@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed, Weights
-from tiledask.distributed.tensor.propagate import need, same_placement
+from tiledask.distributed.tensor.propagate import need, refuse
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.program.making.layer import layer_program
 from tiledask.plan.program.ops import Op
@@ -123,7 +123,8 @@ def backward(
     operation = f"{rule.name}'s gradient"
     if rule.why:
         need(operation, "dy", dy, (type(rule.y.placement),), rule.why)
-    same_placement(operation, "dy", dy, "y", rule.y)
+    if dy.tiling != rule.y.tiling:
+        refuse(operation, f"dy must have the same placement as y, {rule.y}, got {dy}")
     found, _ = _bound(group, kept.key).through(1, kept.arrays, (dy.local,), weights)
     there = [name for name, spec in of if spec]
     first = len(found) - len(there)

@@ -14,23 +14,14 @@ import numpy as np
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import Placed, block_of
 from tiledask.errors import PlacementError
-from tiledask.plan.collectives.shards import (
-    Shardings,
-    attention_layout,
-    block_layout,
-    embedding_layout,
-    mlp_layout,
-)
+from tiledask.plan.collectives.shards import Shardings, attention_layout, block_layout, mlp_layout
 from tiledask.plan.products.placement import ANY, Partial, Tiling
-from tiledask.plan.products.regions import Region, overlap, slices
-from tiledask.tile import layers as tile
+from tiledask.plan.products.regions import slices
 from tiledask.tile.backend import to_numpy
 
 __all__ = [
     "attention_layout",
     "block_layout",
-    "draw_sharded",
-    "embedding_layout",
     "mlp_layout",
     "put_together",
     "shard_weights",
@@ -40,24 +31,16 @@ __all__ = [
 
 def shard_weights(group: Group, weights: dict[str, Any], layout: Shardings) -> dict[str, Placed]:
     """This rank's blocks, copied, of weights that it has in full."""
-    tilings = _tilings(group, weights, layout)
-    return {name: block_of(group, w, tilings[name]) for name, w in weights.items()}
-
-
-def draw_sharded(
-    group: Group,
-    parameters: dict[str, tile.Parameter],
-    layout: Shardings,
-    seed: int,
-    prefix: str = "",
-    dtype: Any = "float32",
-    xp: str = "numpy",
-) -> dict[str, Placed]:
-    """This rank's blocks of newly drawn weights, and no others: those that one device would draw."""  # noqa: E501
-    tilings = _tilings(group, parameters, layout)
-    parts = {name: part_of(tiling, group.rank) for name, tiling in tilings.items()}
-    drawn = tile.initialise(parameters, seed, parts, prefix, dtype, xp)
-    return {name: Placed(w, tilings[name]) for name, w in drawn.items()}
+    missing = [name for name in weights if name not in layout]
+    if missing:
+        raise PlacementError(
+            f"the layout does not say how {', '.join(missing)} is placed; it knows "
+            f"{', '.join(layout)}"
+        )
+    return {
+        name: block_of(group, w, Tiling(tuple(w.shape), (group.size,), (layout[name],)))
+        for name, w in weights.items()
+    }
 
 
 def part_of(tiling: Tiling, rank: int) -> Sequence[Any] | None:
@@ -90,37 +73,21 @@ def whole_of(blocks: Sequence[Placed]) -> np.ndarray:
     if tiling.placements == (Partial(),):
         total: np.ndarray = np.sum(locals_, axis=0)
         return total
-    ranks, shards = len(blocks) if ANY in tiling.mesh else tiling.ranks, first.shards
-    held = [shards.indices(rank) for rank in range(shards.ranks)] if shards else []
-    if ranks != len(blocks) or (shards and len(np.unique(np.concatenate(held))) < shards.extent):
-        raise PlacementError(
-            f"{len(blocks)} blocks of {first} do not make the array: they are {shards}; pass those "
-            f"of all {tiling.ranks} ranks"
-        )
-    made, views = np.empty(first.shape, locals_[0].dtype), list[tuple[int, Region, Any]]()
+    made, known = np.empty(first.shape, locals_[0].dtype), np.zeros(first.shape, bool)
     for rank, local in enumerate(locals_):
-        views += [(rank, box, view) for box, view in tiling.slice((rank,)).views(local)]
-    for _, box, view in reversed(views):  # what several hold is then the first one's
-        made[slices(box)] = view
-    for rank, box, view in views:
-        there = made[slices(box)]
-        if not (np.array_equal(there, view) or np.array_equal(there, view, equal_nan=True)):
-            one = next(other for other, mine, _ in views if overlap(box, mine))
-            raise PlacementError(
-                f"ranks {one} and {rank} both hold this part of {first} and differ there by up to "
-                f"{np.abs(there - view).max():.3g}. Before a step, sum the gradients over all "
-                f"ranks that hold a copy"
-            )
-    return made
-
-
-def _tilings(group: Group, weights: dict[str, Any], layout: Shardings) -> dict[str, Tiling]:
-    missing = [name for name in weights if name not in layout]
-    if missing:
+        for box, view in tiling.slice((rank,)).views(local):
+            there, before = made[slices(box)], known[slices(box)]
+            same = np.where(before, there, view) if before.any() else view
+            if not np.array_equal(same, view, equal_nan=True):
+                raise PlacementError(
+                    f"rank {rank} and one before it both hold this part of {first} and differ "
+                    f"there by up to {np.abs(same - view).max():.3g}. Before a step, sum the "
+                    f"gradients over all ranks that hold a copy"
+                )
+            there[...], before[...] = same, True
+    if not known.all() or len(blocks) != (tiling.ranks if ANY not in tiling.mesh else len(blocks)):
         raise PlacementError(
-            f"the layout does not say how {', '.join(missing)} is placed; it knows "
-            f"{', '.join(layout)}"
+            f"{len(blocks)} blocks of {first} do not make the array: they are {first.shards}; pass "
+            f"those of all {tiling.ranks} ranks"
         )
-    return {
-        name: Tiling(tuple(w.shape), (group.size,), (layout[name],)) for name, w in weights.items()
-    }
+    return made

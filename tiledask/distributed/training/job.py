@@ -99,7 +99,8 @@ def train_rank(
             _save_history(config, rank.index, history)
             save(number + 1)
             saving.append(perf_counter() - begun)
-    weights = {name: w.like(to_numpy(w.local)) for name, w in save(config.steps).items()}
+    ended = save(config.steps).items()
+    weights = {name: T.Placed(to_numpy(w.local), w.tiling) for name, w in ended}
     return TrainedRank(
         history,
         None if copies.rank else weights,
