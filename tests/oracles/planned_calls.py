@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 
+from tiledask.plan.program.count import calls as calls_of
+
 
 def assert_planned(got):
     """Every rank called in every step what was planned for it, in that order, to the byte; in a
@@ -9,8 +11,8 @@ def assert_planned(got):
     ran = defaultdict(list)
     for r in got.records:  # once: there are a hundred thousand after fifty steps on 8 ranks
         ran[r.rank, r.step].append((r.label, r.kind, r.sent, r.received, r.messages))
-    for rank, planned in enumerate(got.planned):
-        calls = [tuple(call) for call in planned]
+    for rank in range(got.program.ranks):
+        calls = [tuple(call) for call in calls_of(got.program, rank)]
         cut = 1 + max((i for i, call in enumerate(calls) if call[0] == "update/norm"), default=-1)
         for step in range(got.first, got.first + len(got.losses)):
             wanted = calls[:cut] if step in got.skipped else calls

@@ -6,14 +6,12 @@ run.py        train: (dp, tp, pp) ranks, threads or workers; losses, weights and
   job.py        one rank's way through its steps, and checkpoints, taken up under another layout
     trainer.py    what a rank keeps, and the kernels of its program that use it
     gpt.py        the model in parts that a stage can hold
-  progress.py   who looks on: a bar, a function, the dashboard's page
-    by_layer.py   barriers, bytes and seconds by layer, predicted and counted
+  progress.py   who looks on: a bar, the dashboard's page
 
 What a step is, instruction by instruction, is written in plan/program/making/training.py.
 """
 
 from tiledask.distributed.training.gpt import GPT
-from tiledask.distributed.training.progress import Progress
 from tiledask.distributed.training.run import Trained, train
 
-__all__ = ["GPT", "Progress", "Trained", "train"]
+__all__ = ["GPT", "Trained", "train"]

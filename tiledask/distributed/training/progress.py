@@ -1,23 +1,21 @@
-"""A training that somebody watches: a bar, a function that is called, the dashboard's page.
+"""A training that somebody watches: a bar, the dashboard's page.
 
     rank 0   step  step  step ... report --.
-    rank 1   step  step  step ... report ---+--> the page; a thread, by which the others are called
+    rank 1   step  step  step ... report ---+--> the page; the bar
     rank 2   step  step  step ... report --'
 
 A report has a row for each step since the last one. There are at most ten a second from a rank,
 however short its steps are.
 """
 
-import threading
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from math import inf, prod
+from math import prod
 from queue import SimpleQueue
 from typing import Any
 
@@ -28,39 +26,11 @@ from tiledask.distributed.training.config import TrainingConfig
 from tiledask.errors import ConfigError
 from tiledask.tile.progress import is_watched, showing
 
-__all__ = ["Listener", "Progress", "Report", "step_reporter", "watched"]
+__all__ = ["Report", "step_reporter", "watched"]
 
 EVERY = 0.1
 """Seconds between two reports of a rank, at least."""
-PATIENCE = 5.0
-"""Seconds that a function has for what is left when the training is over."""
 Report = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """A step that all ranks have finished."""
-
-    step: int
-    """Its number, from 0."""
-    steps: int
-    """How many steps there will be."""
-    loss: float
-    """The loss of the whole batch, before the update."""
-    seconds: float
-    """Seconds from the end of the step before, or the first rank's begin, to the last's end."""
-    tokens: int
-    """The tokens of the batch."""
-    sent: int
-    """Bytes, by all ranks."""
-    messages: int
-    barriers: int
-    """Barriers of the rank that has most."""
-    floor: float | None = None
-    """The best loss there is, if the data knows it."""
-
-
-Listener = Callable[[Progress], Any]
 
 
 def step_reporter(rank: Rank, say: Report) -> Callable[[int, float, bool], None]:
@@ -87,69 +57,62 @@ def step_reporter(rank: Rank, say: Report) -> Callable[[int, float, bool], None]
 
 @contextmanager
 def watched(
-    progress: bool | Listener | None, config: TrainingConfig, mesh: Mesh | None
+    progress: bool | None, config: TrainingConfig, mesh: Mesh | None
 ) -> Iterator[Report | None]:
     """What the ranks of a training report to while the block runs; None if nobody looks on.
 
-    ``progress`` as of `tiledask.train`. What a function raises is printed, as of any thread: it is
-    called no more, and the training goes on.
+    ``progress`` as of `tiledask.train`.
     """
-    wanted = is_watched() if progress is None else progress
-    if not isinstance(wanted, bool) and not callable(wanted):
-        raise ConfigError(
-            f"progress is None, True, False or a function of one Progress, got {progress!r}; "
-            f"print is one"
-        )
-    reports, latest = SimpleQueue[dict[str, Any]](), deque[Progress](maxlen=10)
-    say: Report | None = reports.put if wanted else None
+    if not isinstance(progress, bool | None):
+        raise ConfigError(f"progress is None, True or False, got {progress!r}")
+    wanted, bar = is_watched() if progress is None else progress, _Bar(config)
+    say: Report | None = bar.reports.put if wanted else None
     with ExitStack() as stack:
         if mesh is not None:
             cluster, run = mesh.cluster, f"tiledask-training-{uuid.uuid4().hex[:12]}"
             cluster.check_alive()
             on_page = stack.enter_context(announced(cluster, run, **_about(config)))
             if wanted:
-                stack.enter_context(subscribed(cluster, run, reports.put))
+                stack.enter_context(subscribed(cluster, run, bar.reports.put))
             say = partial(report, run) if on_page or wanted else None
-        if wanted is True:
-            stack.enter_context(showing("training", partial(_look, latest), "steps"))
         if wanted:
-            given = _follow, config, reports, latest.append if wanted is True else wanted
-            # what it prints or shows belongs to the notebook cell that is running
-            thread = threading.Thread(target=copy_context().run, args=given, daemon=True)
-            thread.start()
-            stack.callback(reports.put, {})
+            stack.enter_context(showing("training", bar.look, "steps"))
         yield say
+        bar.over = True
         if mesh is not None:
             ended(cluster, run)
-        if wanted:
-            thread.join(PATIENCE)  # reports may be under way, and it may be at work
 
 
-def _follow(config: TrainingConfig, reports: SimpleQueue[dict[str, Any]], call: Listener) -> None:
-    """Call it with each step that all ranks have done, by their ``reports``, up to an empty one."""
-    rows: dict[int, dict[int, Any]] = defaultdict(dict)
-    page, end = _about(config)["predicted"], inf
-    for number in range(config.first, config.steps):
-        while len(rows[number]) < prod(config.shape):
-            if not (event := reports.get()):
-                return
-            if number == config.first:
-                end = min(end, *(counted["begin"] for _, counted in event["counted"]))
-            for rank, _, step, *row in event["spans"]:  # of one that was done again, the last
-                rows[step][rank] = row
-        losses, sent, messages, barriers, ends = zip(*rows.pop(number).values(), strict=True)
-        begin, end = end, max(ends)
-        moved = {"sent": sum(sent), "messages": sum(messages), "barriers": max(barriers)}
-        call(Progress(number, loss=sum(losses), seconds=end - begin, **moved, **page))
+@dataclass
+class _Bar:
+    """How far a training is, by what its ranks have reported."""
 
+    config: TrainingConfig
+    reports: SimpleQueue[dict[str, Any]] = field(default_factory=SimpleQueue)
+    over: bool = False
+    """Whether all is done: the last reports may be under way."""
 
-def _look(latest: Sequence[Progress]) -> tuple[int, int | None, str]:
-    """(steps done, of how many, what else there is to say), for the bar."""
-    if not latest:
-        return 0, None, "first step"
-    last, took = latest[-1], sum(each.seconds for each in tuple(latest))
-    rate = len(latest) * last.tokens / took if took else 0.0
-    return last.step + 1, last.steps, f"loss {last.loss:.4f}  {rate:,.0f} tokens/s"
+    def __post_init__(self) -> None:
+        self._rows: dict[int, dict[int, tuple[float, float]]] = defaultdict(dict)
+        self._latest: deque[tuple[int, float, float]] = deque(maxlen=11)
+        """(number, loss, end) of steps that all ranks have done."""
+
+    def look(self) -> tuple[int, int | None, str]:
+        """(steps done, of how many, what else there is to say)."""
+        while not self.reports.empty():
+            for rank, _, number, part, *_, end in self.reports.get()["spans"]:
+                self._rows[number][rank] = part, end
+                if len(self._rows[number]) == prod(self.config.shape):
+                    parts, ends = zip(*self._rows.pop(number).values(), strict=True)
+                    self._latest.append((number, sum(parts), max(ends)))
+        if not self._latest:
+            return 0, None, "first step"
+        (_, _, begin), (number, loss, end) = self._latest[0], self._latest[-1]
+        words, steps = f"loss {loss:.4f}", len(self._latest) - 1
+        if end > begin:
+            tokens = steps * self.config.batch * self.config.model.sequence
+            words += f"  {tokens / (end - begin):,.0f} tokens/s"
+        return self.config.steps if self.over else number + 1, self.config.steps, words
 
 
 def _about(config: TrainingConfig) -> dict[str, Any]:

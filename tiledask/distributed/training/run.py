@@ -31,19 +31,18 @@ from tiledask.distributed.ranks.records import Records, Total
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.retry import retry_lost
-from tiledask.distributed.training.by_layer import by_layer
 from tiledask.distributed.training.config import AXES, RankConfig, TrainingConfig
 from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.job import StateKept, TrainedRank, train_rank
-from tiledask.distributed.training.progress import Listener, Report, watched
+from tiledask.distributed.training.progress import Report, watched
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.extras import needed_for
 from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.count import PlannedCall, calls
 from tiledask.plan.program.making.training import end_program, step_program
+from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
 from tiledask.tile.optimizers import LossScale, Rule
 
@@ -51,6 +50,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Trained", "configured", "run_training", "train", "training_program"]
+
+
+MOVING = "collective", "message"
+"""Kinds of ops that move something."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,11 +112,6 @@ class Trained:
         total = sum(moved, Traffic.of(self.program.ranks))
         return Both(total.on(self.measured.hosts), self.measured)
 
-    @cached_property
-    def planned(self) -> list[list[PlannedCall]]:
-        """What each rank was to call in a step, in order. A step that was left out ends earlier."""
-        return [calls(self.program, rank) for rank in range(self.program.ranks)]
-
     @property
     def skipped(self) -> list[int]:
         """Numbers of the steps that were left out, because a gradient was not finite."""
@@ -140,12 +138,25 @@ class Trained:
             frame["loss_scale"] = self.scales
         return frame
 
-    def layers(self) -> "pd.DataFrame":
-        """A row per layer and part of a step ("layer 0/attention/wo", "forward"): barriers,
-        bytes, messages and seconds of a step, those predicted beside. Steps that were left out
-        do not count."""
+    def by_axis(self) -> "pd.DataFrame":
+        """A row for each of "data", "pipeline" and "tensor" parallelism, and for what goes among
+        "all ranks": bytes that these send in a step together, predicted and counted. Steps that
+        were left out do not count."""
+        with needed_for("a frame"):
+            import pandas as pd
+
+        names = dict(zip(self.config.axes, ("data", "tensor", "pipeline"), strict=True))
         full = set(self.recorded) - set(self.skipped)
-        return by_layer(self.records, self.planned, self.config.model.units, full)
+        counted = Records(tuple(r for r in self.records if r.step in full)).totals("axes")
+        rows = {
+            names[axes[0]] if len(axes) == 1 else "all ranks": (
+                moved.total,
+                counted.get(axes, Total()).sent // max(1, len(full)),
+            )
+            for axes, moved in along_axes(self.program).items()
+        }
+        columns = ["predicted_bytes", "bytes"]
+        return pd.DataFrame.from_dict(rows, "index", columns=columns).sort_index()
 
     def __repr__(self) -> str:
         ends = "no loss"
@@ -159,6 +170,25 @@ class Trained:
 
     def _repr_html_(self) -> str:
         return f"<p>{html.words(repr(self))}</p>{self.to_frame().to_html()}"
+
+
+def along_axes(program: Program) -> dict[tuple[int, ...], Traffic]:
+    """What goes among ranks that differ along the same axes of the mesh, by these."""
+
+    def axes_of(op: Op) -> tuple[int, ...]:
+        return op["axes"] or (op["axis"],)
+
+    found: dict[tuple[int, ...], Traffic] = {}
+    blocks = [ops for role in program.roles for ops in role.blocks.values()]
+    for axes in {axes_of(op) for ops in blocks for op in ops if op.kind in MOVING}:
+        roles = []
+        for role in program.roles:
+            mine = {
+                n: tuple(op for op in ops if axes_of(op) == axes) for n, ops in role.blocks.items()
+            }
+            roles.append(replace(role, blocks=mine))
+        found[axes] = replace(program, roles=tuple(roles)).traffic
+    return found
 
 
 @bounded
@@ -183,7 +213,7 @@ def train(
     seed: int = 0,
     folder: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
-    progress: bool | Listener | None = None,
+    progress: bool | None = None,
     timeout: float = 300.0,
 ) -> Trained:
     """Losses, weights and records of a GPT that was trained on the ranks of a (dp, tp, pp) mesh.
@@ -232,8 +262,7 @@ def train(
         worker was lost, and the same call when everything was.
         `tiledask.formulas.checkpoint_interval` says how often is best.
     progress
-        None shows a bar on a terminal or in a notebook, True does anywhere, False never. A
-        function is called with a `Progress` after every step, in a thread of its own.
+        None shows a bar on a terminal or in a notebook, True does anywhere, False never.
 
     When a worker dies and its slot has another, all ranks go on from the newest checkpoint, or from
     the beginning; ``kept.resumed`` says from where, and losses and weights are the same to the bit.

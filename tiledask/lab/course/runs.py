@@ -269,8 +269,7 @@ def trained(cluster: Cluster, layout: td.Layout, dtype: str = "float32") -> list
     note += "predicted: what round-off explains"
     off = f"{what}: loss after {steps} steps off one device's"
     rows = [td.Check(off, SAFETY * found.likely, None, found.difference, rule="at most", note=note)]
-    sent = split.layers().reset_index().groupby("parallel")[["predicted_bytes", "bytes"]].sum()
-    for kind, row in sent.iterrows():
+    for kind, row in split.by_axis().iterrows():
         both = int(row.predicted_bytes), None, int(row.bytes)
         rows.append(td.Check(f"{what}: {kind} parallel, sent a step", *both, "bytes", "equal"))
     return rows
