@@ -85,17 +85,20 @@ def test_claims(note, on_workers, arrays, what, scale, which):
     with counting(cluster, 120.0) as counted:
         ran = td.run_claim(model, layout, capacity, cluster, **how)
     predicted, measured = ran.predicted, ran.measured
+    right = ran.predicted_verdict == ran.executed_verdict and bool(ran.refused) == (
+        what == "refused"
+    )
+    right = right and (what == "refused" or measured.per_place == ran.simulated.per_place)
     note(
         key,
-        "right" if ran.agrees else "wrong",
-        why="" if ran.agrees else str(ran),
+        "right" if right else "wrong",
+        why="" if right else str(ran),
         **{"model": name, "scale": scale, "layout": str(layout), "recipe": RECIPE},
         **{"sequence": sequence, "seconds": ran.seconds, "capacity bytes": ran.case.capacity},
         **{"peak bytes, predicted": predicted.peak, "peak bytes": measured.peak},
-        **{"pool bytes": max(counted.growth, default=None), "ratio": ran.ratio},
+        **{"pool bytes": max(counted.growth, default=None)},
         **{"verdict, predicted": ran.predicted_verdict, "verdict": ran.executed_verdict},
         **{"bytes by tensor, predicted": predicted.by_tensor(predicted.binding[0])},
         **{"bytes by tensor": measured.by_tensor(measured.binding[0])},
     )
-    assert ran.agrees, ran
-    assert ran.refused if what == "refused" else measured.per_place == ran.simulated.per_place
+    assert right, ran

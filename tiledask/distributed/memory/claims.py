@@ -54,8 +54,6 @@ class ClaimRun:
     """What its program holds, instruction by instruction."""
     measured: Ledger
     """What the devices that were run held, at the fullest instant of each moment."""
-    loss: float | None
-    """Cross entropy of the step's micro-batches, of a Model that came to the end."""
     refused: Refused | None
     """The MemoryError of the first device that was refused memory; None if none was."""
     seconds: float
@@ -75,20 +73,6 @@ class ClaimRun:
         """The stage whose measured and predicted peaks differ most."""
         ran, said = self.measured.per_place, self.predicted.per_place
         return max(ran, key=lambda stage: abs(ran[stage] / said[stage] - 1))
-
-    @property
-    def ratio(self) -> float | None:
-        """Measured peak over predicted peak, of the stage where they differ most; None if a
-        device was refused memory: then nobody saw its peak."""
-        if self.refused:
-            return None
-        return self.measured.per_place[self.widest] / self.predicted.per_place[self.widest]
-
-    @property
-    def agrees(self) -> bool:
-        """Whether both verdicts are the same, and all peaks within TOLERANCE if it ran."""
-        same = self.predicted_verdict == self.executed_verdict
-        return same and (self.ratio is None or abs(self.ratio - 1) <= TOLERANCE)
 
     def __repr__(self) -> str:
         found = f"measured {format_bytes(self.measured.peak)}"
@@ -151,15 +135,15 @@ def run_claim(
     case = MemoryCase(whole, layout, load_recipe(recipe), sequence, parse_bytes(capacity) // scale)
     workers = connect(cluster)
     _check(case, workers)
-    begun, loss, refused = time.monotonic(), None, None
+    begun, refused = time.monotonic(), None
     mesh = Mesh(workers, (1, 1, case.stages), slots=range(case.stages))
     try:
         done = run_ranks(run_device, mesh, case, timeout=seconds_of(timeout), again=True).results
-        measured, loss = Ledger.of(row for rows, _ in done for row in rows), done[-1][1]
+        measured = Ledger.of(row for rows in done for row in rows)
     except Refused as error:  # of one stage: it ends the run of all
         measured, refused = Ledger.of(error.rows), error.with_traceback(None)
     ledgers = case.predicted, case.simulated, measured
-    return ClaimRun(case, name, scale, *ledgers, loss, refused, time.monotonic() - begun)
+    return ClaimRun(case, name, scale, *ledgers, refused, time.monotonic() - begun)
 
 
 def _check(case: MemoryCase, cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from tiledask.distributed.programs.runner import Interpreter
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.config import TrainingConfig
-from tiledask.distributed.training.trainer import Trainer, stepped
+from tiledask.distributed.training.trainer import DRAWN, Trainer, stepped
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -124,12 +124,12 @@ class MemoryCase:
 # -- a device's step -------------------------------------------------------------------------------
 
 
-def run_device(rank: Rank, case: MemoryCase) -> tuple[list[Row], float | None]:
-    """(rows of what a stage's device held in a step, the loss if it is the last of a Model)."""
-    pool, refused, loss = Pool(case.capacity, rank.backend), None, None
+def run_device(rank: Rank, case: MemoryCase) -> list[Row]:
+    """Rows of what a stage's device held in a step."""
+    pool, refused = Pool(case.capacity, rank.backend), None
     try:
         if isinstance(case.what, Model):
-            loss = ClaimTrainer(rank, case, pool).trained()
+            ClaimTrainer(rank, case, pool).train()
         else:
             _step_states(case, pool)
     except Refused as error:
@@ -138,7 +138,7 @@ def run_device(rank: Rank, case: MemoryCase) -> tuple[list[Row], float | None]:
     if refused:
         refused.rows = rows
         raise refused
-    return rows, loss
+    return rows
 
 
 def _step_states(case: MemoryCase, pool: Pool) -> None:
@@ -167,13 +167,11 @@ class ClaimTrainer(Trainer):
         host = Rank(rank.shape, rank.transport, "numpy")
         super().__init__(host, case.job, case.program, pool=pool)
 
-    def trained(self) -> float | None:
-        """The loss of a step, on the last stage: the mean over the tokens of one copy's
-        micro-batches."""
+    def train(self) -> None:
+        """Do a step."""
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # as on a GPU
-                loss = self.step(self._drawn_batch) * self.case.layout.dp
-            return loss if self.rank.index == self.case.stages - 1 else None
+                self.step(self._drawn_batch)
         finally:
             self._runner.close()  # arrays go at once
             self.arrays.clear()
@@ -271,39 +269,18 @@ class _CountingInterpreter(Interpreter):
         )
 
 
-# -- buffers, by a ledger's words ------------------------------------------------------------------
-
-_BY_WORD = {
-    **dict.fromkeys(("ids", "targets"), "token ids"),
-    **dict.fromkeys(("inverse", "mean", "maximum", "sums", "loss"), "statistics"),
-    **dict.fromkeys(("whole", "cast"), "gathered weights"),
-}
-_IN_BACKWARD = {
-    **dict.fromkeys(("db", "dw", "packed", "part", "shared"), "gradients of weights"),
-    **dict.fromkeys(("dx", "dy", "handed", "sum"), "activation gradients"),
-}
-"""By the word with which a buffer's name begins."""
-_LOGITS = {"largest_logit": "logits", "logits_grad": "logit gradients"}
-"""By the kernel that reads, or writes, them alone."""
-
-
 def _tensor_classes(role: ProgramRole) -> dict[str, str]:
     """The tensor class of every buffer of a training's role, as ledgers have them.
 
-    What a forward leaves to a backward are activations, but for statistics of norms and of the
-    loss; what is gone before its block ends is "in between".
+    What a forward leaves to a backward are activations; what is gone before its block ends, or is
+    made by a backward, is "in between".
     """
     classes = {name: name.partition("/")[0].replace("_", " ") for name in role.state}
     placed = [(block, op) for block, ops in role.blocks.items() for op in ops]
     last = {buffer_of(name): block for block, op in placed for name in op.reads}
     for block, op in placed:
         for name in map(buffer_of, op.writes):
-            word = name.partition(".")[0].partition(":")[0].rstrip("0123456789")
-            usual = "activations" if last.get(name, block) is not block else "in between"
-            if action_of(block)[0] != "F":
-                usual = _IN_BACKWARD.get(word, "recomputed activations")
-            classes.setdefault(name, _BY_WORD.get(word, usual))
-        if op.name in _LOGITS:
-            named = op.reads if op.name == "largest_logit" else op.writes
-            classes[named[0]] = _LOGITS[op.name]
+            stays = action_of(block)[0] == "F" and last.get(name, block) is not block
+            usual = "activations" if stays else "in between"
+            classes.setdefault(name, "token ids" if op.name in DRAWN else usual)
     return classes
