@@ -15,7 +15,7 @@ from oracles.memory_claims import CASES, DECODER, LAYER
 import tiledask as td
 from tiledask.distributed.memory import device_run
 from tiledask.distributed.memory.claims import run_claim
-from tiledask.distributed.memory.device_run import ClaimTrainer, MemoryCase, run_device
+from tiledask.distributed.memory.device_run import MemoryCase, run_device
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.claims import compare_claims
@@ -71,19 +71,12 @@ LAYOUTS = [
     Layout(pp=2, microbatches=4, schedule="gpipe"),
     Layout(pp=3, microbatch=2, microbatches=4),
     Layout(pp=2, microbatches=3, schedule="naive", recompute="full"),
-    Layout(tp=2, pp=2, microbatches=2),
-    *(Layout(dp=3, zero=zero, pp=2, microbatches=2) for zero in range(4)),
-]
-SHARDED = [
-    Layout(dp=2, zero=3, microbatches=2),
-    Layout(dp=3, zero=3, pp=2, microbatches=4, schedule="gpipe"),
-    Layout(dp=2, tp=2, zero=3, pp=3, microbatches=4, recompute="full"),
+    Layout(pp=3, microbatches=4, recompute="full"),
 ]
 RUN = [*product(LAYOUTS, ("mixed-adam-20", "fp32-momentum"))]
-RUN += [*product(SHARDED, ("fsdp-adam", "mixed-adam-16"))]
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("layout", "recipe"), RUN, ids=str)
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_pool_holds_what_the_program_says_to_the_byte(tied, layout, recipe):
@@ -92,10 +85,10 @@ def test_the_pool_holds_what_the_program_says_to_the_byte(tied, layout, recipe):
     assert held.per_place == case.simulated.per_place
 
 
-@pytest.mark.parametrize("capacity", range(60_000, 120_000, 10_000))
+@pytest.mark.parametrize("capacity", range(60_000, 140_000, 10_000))
 def test_a_refusal_anywhere_ends_all_stages(capacity):
-    layout = Layout(dp=2, zero=3, pp=2, microbatches=4, schedule="gpipe")
-    case = case_of(TINY, layout, "fsdp-adam", capacity)
+    layout = Layout(pp=2, microbatches=4, schedule="gpipe")
+    case = case_of(TINY, layout, "fp32-adam", capacity)
     needed = case.simulated.per_place
     if max(needed.values()) <= capacity:
         assert len(on_stages(case)) == layout.pp
@@ -122,29 +115,6 @@ def test_nothing_is_left_when_a_device_is_done(monkeypatch, what, capacity):
         return pools[0].held
 
     assert on_stages(case_of(what, Layout(), "mixed-adam-16", capacity), work) == [0]
-
-
-@pytest.mark.parametrize("copies", [4, 7])
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_zero_leaves_a_copy_its_share_of_the_same_step(zero, copies):
-    def trained(rank, case):
-        trainer = ClaimTrainer(rank, case, Pool())
-        arrays = {tensor: dict(units) for tensor, units in trainer.arrays.items()}
-        trainer.train()
-        return trainer, arrays
-
-    recipe = "fp32-adam" if copies == 4 else "fp32-momentum"
-    layouts = Layout(), Layout(dp=copies, zero=zero)
-    (_, right), (trainer, arrays) = (
-        on_stages(case_of(TINY, layout, recipe), trained)[0] for layout in layouts
-    )
-    # of 4 copies a loss is divided, and summed up again, without a rounding
-    within = {"rtol": 0, "atol": 0} if copies == 4 else {"rtol": 2e-6, "atol": 1e-7}
-    for tensor, units in right.items():
-        for unit, array in units.items():
-            part, own = trainer.parts[unit], arrays[tensor][unit]
-            own = own if trainer.sharded[tensor] else own[part]
-            np.testing.assert_allclose(own, array[part], **within)
 
 
 # -- claims, run -----------------------------------------------------------------------------------
@@ -208,9 +178,10 @@ REFUSED = [
     ({"recipe": "lora"}, "adapter weights"),
     ({"recipe": "mixed-adam-8bit"}, "1 B of 'momentum'"),
     ({"what": DECODER, "recipe": "fp16-weights"}, "does not train"),
-    ({"what": DECODER, "recipe": "fsdp-adam"}, "use zero=3"),
+    ({"what": DECODER, "recipe": "fsdp-adam"}, "computes with the weights that are kept"),
     ({"what": DECODER, "sequence": 65}, "64 learned positions"),
     ({"layout": Layout(cp=2)}, "cp=1"),
+    ({"what": DECODER, "layout": Layout(dp=2)}, "dp=1, got 2"),
     ({"what": replace(DECODER, mlp="swiglu")}, "mlp='gelu'"),
     ({"what": DECODER, "layout": Layout(pp=2, schedule="zb-h1")}, "'zb-h1'"),
     ({"what": replace(DECODER, layers=5), "layout": Layout(pp=5)}, "5 stages", PlacementError),

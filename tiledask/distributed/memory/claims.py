@@ -36,7 +36,7 @@ TOLERANCE = 0.05
 EXECUTED = {"schedule": ("naive", "gpipe", "1f1b", "eager-1f1b"), "recompute": ("none", "full")}
 """With one chunk on a stage and whole backwards."""
 OF_MODEL = "hidden layers heads ffn vocab head_dim tied learned_pos unused_pos name source"
-OF_LAYOUT = "dp tp pp microbatch microbatches zero partition"
+OF_LAYOUT = "pp microbatch microbatches partition"
 """What may be chosen; all other fields are a plain decoder's."""
 
 
@@ -114,9 +114,8 @@ def run_claim(
         Seconds until a DeadlineError (default 300).
 
     Bytes are those of the arrays in a device's memory, to the byte; what fused kernels keep in
-    registers, Python and Dask are not among them. Of a Model, slice 0 of tp and copy 0 of dp run,
-    in the shapes of the whole layout: sums over slices are left out, copies are taken to have the
-    same micro-batches.
+    registers, Python and Dask are not among them. A Model is cut into stages alone: what slices and
+    copies hold of it is what its states are, by a number of parameters.
 
     Raises ConfigError for what cannot be run, PlacementError for fewer workers than stages of a
     Model, ClusterLostError if a worker dies meanwhile.
@@ -176,8 +175,7 @@ def _rules(case: MemoryCase) -> Iterator[tuple[bool, str]]:
     yield not most or length <= most, f"has {most} learned positions, got {length} tokens"
     yield recipe.trains, f"trains, and recipe {recipe.name!r} does not train"
     yield (
-        recipe.weight_bytes == recipe.compute_bytes or (layout.zero == 3 and layout.dp > 1),
-        f"casts weights where ZeRO 3 gathers them, and recipe {recipe.name!r} keeps weights of "
-        f"{recipe.weight_bytes} B and computes with {recipe.compute_bytes} B; use zero=3 and dp of "
-        f"2 or more",
+        recipe.weight_bytes == recipe.compute_bytes,
+        f"computes with the weights that are kept, and recipe {recipe.name!r} keeps weights of "
+        f"{recipe.weight_bytes} B and computes with {recipe.compute_bytes} B",
     )

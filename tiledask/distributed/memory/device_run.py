@@ -1,21 +1,16 @@
 """What is claimed about memory, and one device's step of it: the trainer of a training, in a pool
-that counts, its other ranks stood for.
+that counts.
 
-    slot 0   stage 0 --.              mesh (dp, tp, pp): copy 0, slice 0 of every stage is run
+    slot 0   stage 0 --.              each stage of a Model is a rank
     slot 1   stage 1 <-'  blocks
-
-    over copies           all bring the same: a sum is this rank's, as often as there are copies
-    over slices, tied     sums are left out: each adds up its own part, in arrays of the same shape
-    ZeRO-3                what other copies have of the weights is drawn again
 
 An instruction that makes something is counted before it begins; the first that is refused ends it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,10 +27,9 @@ from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.schedules import layout_schedule
 from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.program.making.training import step_program
-from tiledask.plan.program.making.zero import DATA
 from tiledask.plan.program.ops import Op, ProgramRole, action_of, buffer_of
 from tiledask.plan.program.program import Program
-from tiledask.tile.backend import array_namespace, to_numpy
+from tiledask.tile.backend import to_numpy
 from tiledask.tile.memory import Pool, Refused
 from tiledask.tile.optimizers import rule_for
 
@@ -90,35 +84,31 @@ class MemoryCase:
         )  # fmt: skip
         return TrainingConfig(
             model=decoder,
-            shape=(layout.dp, layout.tp, layout.pp),
+            shape=(1, 1, layout.pp),
             schedule=layout_schedule(
                 layout.schedule, layout.chunks, layout.microbatches, layout.pp
             ),
             cut=layout.chunk_layers(model.layers),
-            batch=layout.dp * layout.microbatch * layout.microbatches,
+            batch=layout.microbatch * layout.microbatches,
             recipe=recipe,
             rule=rule_for(recipe),
             dtype=f"float{8 * recipe.compute_bytes}",
             itemsize=recipe.compute_bytes,
-            zero=layout.zero,
             recompute=layout.recompute == "full",
         )
 
     @cached_property
     def program(self) -> Program:
-        """Of a step of a Model, on the whole mesh."""
+        """Of a step of a Model."""
         return step_program(self.job, self.job.shape)
 
     @property
     def simulated(self) -> Ledger:
-        """What a Model's program says that copy 0 of slice 0 holds of each stage, and of a number
-        of parameters what the planner does; places are stages."""
+        """What a Model's program says that each stage holds, and of a number of parameters what the
+        planner does; places are stages."""
         if not isinstance(self.what, Model):
             return self.predicted
-        program, own = self.program, slice(self.stages)
-        orders, roles = program.orders[own], program.role_of[own]
-        held = replace(program, orders=orders, role_of=roles, mesh=()).memory
-        return Ledger.of(row for row in held.rows if row.tensor not in HOSTED)
+        return Ledger.of(row for row in self.program.memory.rows if row.tensor not in HOSTED)
 
 
 # -- a device's step -------------------------------------------------------------------------------
@@ -190,8 +180,8 @@ class ClaimTrainer(Trainer):
         return self.pool.xp.array(super()._tokens(which))  # a copy, that the pool counts
 
     def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
-        """Blocks of uniform numbers, the same whoever draws them; a norm's weights are near 1."""
-        key = self.job.seed, self.slice, self.rank.index, self.job.model.units.index(unit)
+        """Blocks of uniform numbers; a norm's weights are near 1."""
+        key = self.job.seed, self.job.model.units.index(unit)
         for number, (name, shape) in enumerate(self.shapes[unit].items()):
             size, mean = prod(shape), float("norm" in name and name.endswith("w"))
             for block, start in enumerate(range(0, size, BLOCK)):
@@ -210,7 +200,7 @@ class _CountingInterpreter(Interpreter):
     """A device's way through its order, whatever it makes counted in a pool."""
 
     def __init__(self, trainer: ClaimTrainer, program: Program, state: Mapping[str, Any]) -> None:
-        self.draw, self.pool = trainer.draw, trainer.pool
+        self.pool = trainer.pool
         self.classes = _tensor_classes(program.role(trainer.rank.index))
         super().__init__(trainer.rank, program, state, trainer._bind)
 
@@ -244,29 +234,6 @@ class _CountingInterpreter(Interpreter):
             env[x] = self.pool.xp.array(env[x])
 
         return send if op.name == "send" else take
-
-    def _collective(self, op: Op) -> Callable[[dict[str, Any]], None]:
-        if op.name == "all_gather" and op.writes[0] in self.role.state:
-            return lambda env: None  # its own part is there, and nobody brings more
-        return super()._collective(op)
-
-    def _together(self, op: Op) -> Any:
-        """The ranks of a collective that are not there: what it gives is made of what this one
-        has, as the first of its copies."""
-        counts, here = op["counts"], slice(op["counts"][0])
-        times = len(counts) if op["axes"] == (DATA,) and op["op"] == "sum" else 1
-
-        def all_gather(x: Any, **_: Any) -> Any:
-            whole = array_namespace(x).empty(sum(counts), x.dtype)
-            self.draw(op["label"].partition("/")[0], {"whole": whole})
-            whole[here] = x
-            return whole
-
-        return SimpleNamespace(
-            all_reduce=lambda x, **_: x * times,
-            reduce_scatter=lambda x, **_: x[here] * times,
-            all_gather=all_gather,
-        )
 
 
 def _tensor_classes(role: ProgramRole) -> dict[str, str]:
