@@ -7,13 +7,15 @@ import numpy as np
 
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.records import Record
-from tiledask.distributed.ranks.rounds import OPERATIONS, Held, rank_rounds, through
+from tiledask.distributed.ranks.rounds import Held, rank_rounds
 from tiledask.distributed.transport.transport import Port
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import MADE_FROM, default
 from tiledask.tile.backend import name_of
 
 __all__ = ["Exchange"]
+
+OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 class Exchange:
@@ -76,13 +78,29 @@ class Exchange:
         root: int | None = None,
         op: str | None = None,
     ) -> Held:
-        """The chunks that this rank has after all rounds: what came, or by an ``op`` is added.
-        ``counts``: their elements, where all ranks know them."""
-        if op is not None and op not in OPERATIONS:
+        """The chunks that this rank has after all rounds: what comes is put there or, with an
+        ``op``, added to what is there, all parts of a sum from the left, by rank. ``counts``: their
+        elements, where all ranks know them."""
+        operate: Any = OPERATIONS.get(op or "")
+        if op is not None and operate is None:
             raise ConfigError(f"no operation {op!r}; there are {', '.join(OPERATIONS)}")
         group = len(self.members), self.me, root or 0, counts
-        rounds = rank_rounds(self.call.kind, self.algorithm, *group)
-        return through(rounds, held, self.swap, self.keep, op and OPERATIONS[op])
+        for each in rank_rounds(self.call.kind, self.algorithm, *group):
+            out = [(to, [held[c] for c in chunks]) for to, chunks in each.sends]
+            # of the sums that an all_reduce copies only this call knows
+            came = self.swap(out, each.sources, lend=op is not None and not each.adds)
+            for chunk, order in each.sums:
+                partials = [held[chunk] if at is None else came[at[0]][at[1]] for at in order]
+                # what came is this rank's own
+                place = None if self.keep else partials[order[0] is None]
+                held[chunk] = partials[0]
+                with np.errstate(over="ignore", invalid="ignore"):  # a sum that is no half is inf
+                    for part in partials[1:]:
+                        held[chunk] = place = operate(held[chunk], part, out=place)
+            if not each.sums:
+                for chunks, parts in zip(each.chunks, came, strict=True):
+                    held.update(zip(chunks, parts, strict=True))
+        return held
 
     def swap(
         self, sends: Sequence[tuple[int, Sequence[Any]]], sources: Sequence[int], lend: bool = False

@@ -1,4 +1,4 @@
-"""Rounds of a collective on one rank: what goes to whom, who sends, and what is made of it.
+"""Rounds of a collective on one rank: what goes to whom, who sends, and what is added up.
 
     all_reduce, direct, 3 ranks     rank 1: chunks  x0  x1  x2
     round 0, added    x0 -> 0, x2 -> 2, from 0 and 2 their x1:   s1 = x1 + x1 + x1
@@ -24,9 +24,7 @@ from tiledask.plan.collectives.cost import SHAPES_AGREE
 from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import array_namespace, to_numpy
 
-__all__ = ["OPERATIONS", "Held", "cut", "in_host_memory", "joined", "rank_rounds", "through"]
-
-OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+__all__ = ["Held", "cut", "in_host_memory", "joined", "rank_rounds"]
 
 LARGE = 1 << 25
 """Bytes of an array whose memory malloc would not keep for the next one."""
@@ -74,41 +72,6 @@ def rank_rounds(
         sources, chunks = tuple(m.source for m in into), tuple(m.chunks for m in into)
         made.append(RankRound(out, sources, chunks, sums, adds))
     return tuple(made)
-
-
-def through(
-    given: Sequence[RankRound],
-    held: Held,
-    swap: Callable[..., Sequence[Sequence[Any]]],
-    keep: bool = False,
-    operate: Any = None,
-) -> Held:
-    """``held`` after all rounds; chunks that come are put there, or added to what is there.
-
-    ``swap(sends, sources, lend)`` does a round. All parts of a sum are added from the left, by
-    ``operate``. ``keep``: nobody changes what was held or will be.
-
-    >>> mine, theirs = np.array([60, 1], np.float16), np.array([1, 2], np.float16)
-    >>> given = rank_rounds("reduce_scatter", "direct", 2, me=0)
-    >>> through(given, {0: mine, 1: mine}, lambda *_: [[theirs]], operate=np.add)[0]
-    array([61.,  3.], dtype=float16)
-    """
-    for each in given:
-        out = [(to, [held[c] for c in chunks]) for to, chunks in each.sends]
-        # of the sums that an all_reduce copies only this call knows
-        came = swap(out, each.sources, not (each.adds or operate is None))
-        for chunk, order in each.sums:
-            partials = [held[chunk] if at is None else came[at[0]][at[1]] for at in order]
-            # what came is this rank's own
-            place = None if keep else partials[order[0] is None]
-            held[chunk] = partials[0]
-            with np.errstate(over="ignore", invalid="ignore"):  # a sum that is no half is inf
-                for part in partials[1:]:
-                    held[chunk] = place = operate(held[chunk], part, out=place)
-        if not each.sums:
-            for chunks, parts in zip(each.chunks, came, strict=True):
-                held.update(zip(chunks, parts, strict=True))
-    return held
 
 
 # -- parts of arrays ------------------------------------------------------------------------------

@@ -44,16 +44,6 @@ class Threads(Transport):
         self._everybody[to].arrive(key, note, parts, nbytes)  # notes are frozen values
         return nbytes
 
-    def others(self, missing: int) -> str:
-        said, seen = "", {self.rank}
-        then: int | None = missing
-        while then is not None and then not in seen:
-            seen.add(then)
-            doing = self._everybody[then].doing()
-            said += f"; {doing.words(then, self.now())}"
-            then = doing.waits_for
-        return said
-
 
 def run_threads(
     function: Callable[..., Any],

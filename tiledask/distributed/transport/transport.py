@@ -144,10 +144,6 @@ class Transport(ABC):
         Unless it lends them, the caller may change the arrays as soon as this returns.
         """
 
-    def others(self, missing: int) -> str:
-        """What rank ``missing``, and those for which that waits, do, as far as it is seen here."""
-        return ""
-
     def arrived(self) -> None:
         """Return when all that was delivered has arrived, where it may overtake each other."""
         return
@@ -228,7 +224,7 @@ class Transport(ABC):
             if missing is not None and time.monotonic() >= self.deadline:
                 raise DeadlineError(
                     f"rank {self.rank} waited for rank {missing} until the run's deadline, in "
-                    f"{self.call}{self.others(missing)}. Let rank {missing} make its call, or give "
+                    f"{self.call}. Let rank {missing} make its call, or give "
                     f"the run longer with timeout="
                 )
         self._waits = ()
