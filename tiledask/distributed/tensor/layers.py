@@ -36,7 +36,7 @@ from typing import Any
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
-from tiledask.distributed.tensor.propagate import check_block, check_gather, need, propagate, refuse
+from tiledask.distributed.tensor.propagate import check_gather, need, propagate, refuse
 from tiledask.distributed.tensor.run_layer import KeptLayer, LayerRule, backward, forward
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.shards import HeadCounts, block_layout
@@ -231,11 +231,9 @@ def _check_layout(
     one = tuple(name in named for name in fused)
     right = _tilings(prefix, width, heads, inner, gated, one, group.size)
     needed = [n for n in right if n.rpartition(".")[2][0] == "w"]
-    wrong = [*(n for n in needed if n not in weights), *(n for n in weights if n not in right)]
-    if wrong:
+    if not {*needed} <= {*weights} <= {*right}:
         raise ConfigError(
-            f"{layer} has weights {', '.join(needed)}, and biases; {wrong[0]} is "
-            + ("missing" if wrong[0] in needed else "none of them; leave it out")
+            f"{layer} has weights {', '.join(needed)}, and biases; got {', '.join(weights)}"
         )
     for name, w in weights.items():
         if w is None:
@@ -248,7 +246,6 @@ def _check_layout(
                 f"{name} must be {wanted} ({wanted.shards() or 'whole'}), got {w} "
                 f"({w.shards or 'whole'}): take {layout}",
             )
-        check_block(group, layer, name, w)
 
 
 @lru_cache(256)

@@ -18,7 +18,7 @@ from tiledask.distributed.tensor.placed import Placed
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import ANY, Partial, Replicate, Shard, Shards, Tiling
 
-__all__ = ["check_block", "check_gather", "need", "propagate", "refuse"]
+__all__ = ["check_gather", "need", "propagate", "refuse"]
 
 
 def propagate(group: Group, op: str, rule: str, why: str, **operands: Placed | None) -> Placed:
@@ -38,7 +38,12 @@ def propagate(group: Group, op: str, rule: str, why: str, **operands: Placed | N
 
 @lru_cache(4096)
 def _propagated(
-    op: str, given: tuple[tuple[str, str, Tiling, Any], ...], result: str, why: str, *place: int
+    op: str,
+    given: tuple[tuple[str, str, Tiling, Any], ...],
+    result: str,
+    why: str,
+    size: int,
+    rank: int,
 ) -> Tiling:
     """The tiling of the result, of operands' (letters, name, tiling, shape of what is here) on a
     group of so many ranks, of which this is one."""
@@ -56,7 +61,13 @@ def _propagated(
             refuse(op, f"{name} has {len(dims)} dimensions, got {x}")
         if (at and at.isupper()) or (sharded and at not in sharded):
             refuse(op, f"{name} is sharded along another dimension than it may be, {x}: {why}")
-        _check_block(op, name, tiling, here, *place)
+        fits = tiling.mesh == (size,) and tuple(here or ()) == tiling.block_shape((rank,))
+        if here is not None and ANY not in tiling.mesh and not fits:
+            refuse(
+                op,
+                f"{name} is {tiling} over {tiling.ranks} ranks, and rank {rank} of this group of "
+                f"{size} has {list(here)} of it; place it again on this group",
+            )
         for letter, extent in zip(dims, x.shape[first:], strict=True):
             mine = extent, x.shards if letter == at else None
             other, *theirs = letters.setdefault(letter, (name, *mine))
@@ -90,31 +101,13 @@ def need(op: str, name: str, x: Placed, kinds: Sequence[type], why: str) -> None
         refuse(op, f"{name} must be {names}, got {x}: {why}")
 
 
-def check_block(group: Group, op: str, name: str, x: Placed) -> None:
-    """Refuse ``x`` unless it is this rank's block in this group."""
-    _check_block(op, name, x.tiling, getattr(x.local, "shape", None), group.size, group.rank)
-
-
-@lru_cache(4096)
-def _check_block(op: str, name: str, tiling: Tiling, here: Any, size: int, rank: int) -> None:
-    if here is None or ANY in tiling.mesh:
-        return
-    (over,) = tiling.mesh
-    if over != size or tuple(here) != tiling.block_shape((rank,)):
-        refuse(
-            op,
-            f"{name} is {tiling} over {over} ranks ({tiling.shards()}), and rank {rank} of this "
-            f"group of {size} has {list(here)} of it; place it again on this group, from the whole",
-        )
-
-
 def check_gather(x: Placed) -> None:
     """Refuse ``x`` unless its parts are one behind the other."""
     if x.shards and not x.shards.in_a_row:
         refuse(
             "all_gather",
             f"the ranks' parts of {x} are not one behind the other ({x.shards}), and a gather "
-            f"would mix them up; put_together brings them in order",
+            f"would mix them up; whole_of brings them in order",
         )
 
 

@@ -2,7 +2,7 @@
 
 A layout says how every weight is placed; a checkpoint written under one is read under another:
 
-    whole = put_together(one dict of Placed for each of 4 ranks)
+    whole = {name: whole_of(its blocks, of ranks 0 to 3)}
     shard_weights(group of 3, whole, attention_layout(heads, 3))
 """
 
@@ -23,7 +23,6 @@ __all__ = [
     "attention_layout",
     "block_layout",
     "mlp_layout",
-    "put_together",
     "shard_weights",
     "whole_of",
 ]
@@ -53,16 +52,10 @@ def part_of(tiling: Tiling, rank: int) -> Sequence[Any] | None:
     return axes
 
 
-def put_together(by_rank: Sequence[dict[str, Placed]]) -> dict[str, np.ndarray]:
-    """Weights in full, in host memory, from those of rank 0, 1, ...: what a checkpoint holds.
-
-    Raises PlacementError if ranks differ in what they both hold.
-    """
-    return {name: whole_of([weights[name] for weights in by_rank]) for name in by_rank[0]}
-
-
 def whole_of(blocks: Sequence[Placed]) -> np.ndarray:
     """The array, in host memory, of which rank 0, 1, ... have these blocks.
+
+    Raises PlacementError if ranks differ in what they both hold.
 
     >>> from tiledask.distributed.tensor.placed import replicate
     >>> whole_of([replicate(np.ones(2)), replicate(np.ones(2))]).tolist()

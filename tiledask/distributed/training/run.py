@@ -12,7 +12,7 @@ has, gradients are added up as they are: over micro-batches, and over dp.
 import inspect
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -80,10 +80,9 @@ class Trained:
     """[steps] by which each loss was multiplied before its gradients were taken."""
     measured: Traffic
     """What moved from rank to rank in all of it."""
-    kept: StateKept | None = None
-    """How often the state was saved, and where the training went on when a worker was lost; None
-    of threads, which are lost with their process."""
-    flops: list[int] = field(default_factory=list)
+    kept: StateKept
+    """How often the state was saved, and where the training went on when a worker was lost."""
+    flops: list[int]
     """FLOP of each rank's products in a step, where they are counted: of a LeNet."""
 
     @property
@@ -95,8 +94,7 @@ class Trained:
     def recorded(self) -> range:
         """The steps of which there are records: all of its own or, when a worker was lost, those
         since the checkpoint from which it went on."""
-        resumed = self.kept.resumed if self.kept else ()
-        return range(resumed[-1] if resumed else self.first, self.config.steps)
+        return range([self.first, *self.kept.resumed][-1], self.config.steps)
 
     @property
     def saves(self) -> int:
@@ -358,18 +356,18 @@ def run_training(
     resumed: list[int] = []
 
     def attempt(number: int, left: float) -> Ranks:
-        given = program, end, say
-        if mesh is None:
-            return run_threads(train_rank, config.shape, config, *given, timeout=left)
+        assert mesh is not None
         if number:
             resumed.append(max(steps_in(config.folder), default=0) if config.folder else 0)
         now = replace(config, done=resumed[-1] if resumed else config.done)
-        return run_ranks(train_rank, mesh, now, *given, timeout=left)
+        return run_ranks(train_rank, mesh, now, program, end, say, timeout=left)
 
     try:
         if mesh is None:
-            return _collected(config, program, end, attempt(0, seconds), None)
-        done = retry_lost(mesh.cluster, mesh.at, seconds, attempt, lambda: resumed[-1:])
+            given = config, program, end, say
+            done = run_threads(train_rank, config.shape, *given, timeout=seconds)
+        else:
+            done = retry_lost(mesh.cluster, mesh.at, seconds, attempt, lambda: resumed[-1:])
         return _collected(config, program, end, done, tuple(resumed))
     finally:
         for path in Path(config.folder).glob(".history-*") if config.folder else ():
@@ -377,7 +375,7 @@ def run_training(
 
 
 def _collected(
-    config: Any, program: Program, end: Program | None, done: Ranks, resumed: tuple[int, ...] | None
+    config: Any, program: Program, end: Program | None, done: Ranks, resumed: tuple[int, ...]
 ) -> Trained:
     """All ranks' parts together. Raises PlacementError if copies of the model differ."""
     each: list[TrainedRank] = done.results
@@ -399,16 +397,14 @@ def _collected(
     weights: dict[str, np.ndarray] = {}
     for device in devices:
         found = [parts[0, slice_, device].weights or {} for slice_ in slices]
-        for name, w in T.put_together(found).items():
+        for name in found[0]:
+            w = T.whole_of([each[name] for each in found])
             if not np.array_equal(weights.setdefault(name, w), w, equal_nan=True):
                 raise PlacementError(
                     f"{name} is on several pipeline ranks, and differs there by up to "
                     f"{np.abs(weights[name] - w).max():.3g}: its gradients were not added up"
                 )
-    model, kept = config.model, None
-    if resumed is not None:
-        seconds = max(sum(part.saving) for part in each)
-        kept = StateKept(len(each[0].saving), seconds, resumed)
+    model, seconds = config.model, max(sum(part.saving) for part in each)
     return Trained(
         config,
         np.sum(losses, axis=0),
@@ -420,6 +416,6 @@ def _collected(
         norms if guarded else norms[:0],
         scales,
         done.traffic,
-        kept,
+        StateKept(len(each[0].saving), seconds, resumed),
         [part.flops for part in each],
     )

@@ -142,7 +142,6 @@ def train_with_failures(
         mesh, fatal = td.Mesh(cluster, (2, 1, 1)), _Fatal(text, at, folder)
         trained = td.train(model, fatal, mesh, steps=steps, batch=8, progress=False, **saved)
         seconds = perf_counter() - begun
-    assert trained.kept is not None
     resumed = trained.kept.resumed
     redone = sum(step - back for step, back in zip(at, resumed, strict=True))
     cost = trained.kept.seconds / max(1, trained.kept.times)
