@@ -49,14 +49,13 @@ def feed_forward(kind, width):
     return Layer(made, layout, planned, both(tile, name, *args), both(T, name, *args))
 
 
-def attention(query, kv, width, fused, rotary=True):
+def attention(query, kv, width, fused):
     heads = tile.Heads(query, kv, width)
-    angles = tile.rotary_angles(np.arange(S), width, dtype="float64") if rotary else None
     return Layer(
         tile.self_attention_parameters(H, heads, fused, bias=True),
         partial(T.attention_layout, heads),
         lambda x: plan.self_attention(x, query, kv, width, fused=fused, bias=True),
-        *(both(module, "self_attention", heads, angles) for module in (tile, T)),
+        *(both(module, "self_attention", heads) for module in (tile, T)),
     )
 
 
@@ -68,17 +67,16 @@ def decoder_block(gated, fused):
     made = {f"norm_{i}.{kind}": tile.Parameter((H,)) for i in (1, 2) for kind in kinds}
     for name, layer in (("attention", attends), ("mlp", feeds)):
         made |= {f"{name}.{n}": p for n, p in layer.parameters.items()}
-    angles = tile.rotary_angles(np.arange(S), 4, dtype="float64")
     how = {"fused": fused, "gated": gated, "norm_bias": not gated, "bias": True}
 
     def over(group, x, w, regather=False):
-        return T.decoder_block(group, x, w, T.DecoderBlock(heads, gated, regather), angles)
+        return T.decoder_block(group, x, w, T.DecoderBlock(heads, gated, regather))
 
     return Layer(
         made,
         lambda t: T.block_layout(heads, 11, t),
         lambda x: plan.decoder_block(x, 4, 2, 4, **how),
-        (lambda x, w: block(gated, x, w, heads, angles), partial(block_grad, gated)),
+        (lambda x, w: block(gated, x, w, heads, None), partial(block_grad, gated)),
         (over, T.decoder_block_grad),
     )
 
@@ -89,7 +87,6 @@ KINDS = [*tile.ACTIVATIONS, "fused", "apart"]
 LAYERS = {f"{kind} {n}": feed_forward(kind, n) for kind in KINDS for n in (16, 17, 3)}
 LAYERS |= {f"heads {each}": attention(*each, True) for each in HEADS}
 LAYERS |= {f"heads {each} apart": attention(*each, False) for each in HEADS}
-LAYERS |= {"no positions": attention(10, 5, 2, True, rotary=False)}
 LAYERS |= {f"block {each}": decoder_block(*each) for each in product((False, True), repeat=2)}
 
 

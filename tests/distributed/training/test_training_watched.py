@@ -1,4 +1,4 @@
-"""Watching a training: what its ranks report, its bar, what goes along which axis."""
+"""Watching a training: what its ranks report, its bar, what it came to."""
 
 from dataclasses import replace
 
@@ -14,11 +14,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = load_text("tales")
 MODEL = GPT(50, hidden=8, layers=2, heads=2, sequence=8, tied=True)
 STEPS, BATCH = 4, 6
-
-
-def run(shape=(1, 2, 2), progress=False, steps=STEPS, **options):
-    options = {"batch": BATCH, "microbatches": 2, "timeout": 240} | options
-    return train(MODEL, TEXT, shape, steps=steps, progress=progress, **options)
 
 
 @pytest.mark.parametrize(
@@ -48,33 +43,15 @@ def test_a_bar_says_how_far_it_is():
     for rank, loss in enumerate((1.0, 1.5)):
         rows = [(rank, "step", n, loss, 0, 0, 0, n) for n in (5, 6, 7)]
         bar.reports.put({"spans": rows[: 2 + rank]})
-    assert bar.look() == (7, 10, "loss 2.5000  48 tokens/s")
+    assert bar.look() == (7, 10, "loss 2.5000")
     bar.over = True
     assert bar.look()[:2] == (10, 10)
 
 
-AXES = {(1,): "tensor", (0,): "data", (2,): "pipeline", (0, 1, 2): "all ranks"}
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize(
-    ("shape", "options"),
-    [
-        ((2, 2, 2), {"zero": 3, "sequence_parallel": True}),
-        ((2, 2, 2), {"zero": 0, "sequence_parallel": True, "schedule": "gpipe"}),
-        ((2, 1, 2), {"zero": 2}),
-        ((1, 2, 2), {"schedule": "gpipe"}),
-        ((2, 2, 1), {"zero": 1, "clip": 1.0}),
-    ],
-    ids=str,
-)
-def test_what_goes_along_each_axis_adds_up_and_is_as_predicted(shape, options):
-    got = run(shape, **options)
-    frame, whole = got.by_axis(), got.to_frame()
-    assert repr(got).startswith(f"Trained({STEPS} steps on {len(got.held)} ranks (dp={shape[0]}, ")
+def test_the_result_says_what_it_is():
+    got = train(MODEL, TEXT, (1, 2, 2), steps=STEPS, batch=BATCH, microbatches=2, progress=False)
+    sent = {axes: total.sent for axes, total in got.records.where(step=0).totals("axes").items()}
+    assert sent.keys() == {(1,), (2,)}
+    assert sum(sent.values()) == got.to_frame()["bytes_sent"].iloc[0] == got.program.traffic.total
+    assert repr(got).startswith(f"Trained({STEPS} steps on 4 ranks (dp=1, tp=2, pp=2), loss ")
     assert "bytes_sent" in got._repr_html_()
-    assert frame["bytes"].sum() == whole["bytes_sent"].iloc[0] > 0
-    assert frame["bytes"].tolist() == frame["predicted_bytes"].tolist()
-    counted = {axes: total.sent for axes, total in got.records.where(step=0).totals("axes").items()}
-    found = {axes: frame.loc[name, "bytes"] for axes, name in AXES.items() if name in frame.index}
-    assert {axes: n for axes, n in found.items() if n} == {a: n for a, n in counted.items() if n}

@@ -124,9 +124,9 @@ def test_a_real_training_is_drawn_as_it_is_counted(cluster):
     got = td.train(model, text, mesh, steps=3, batch=4, microbatches=2, progress=False)
     last(cluster)
     wait_until(lambda: shown(cluster).facts["steps done"] == "3 of 3")
-    view, frame = shown(cluster), got.by_axis()
+    view, frame = shown(cluster), got.to_frame()
     assert view.loss[1] == pytest.approx(got.losses.tolist(), rel=1e-12)
-    assert view.facts["bytes"] == f"{format_bytes(frame['bytes'].sum())} a step"
+    assert view.facts["bytes"] == f"{format_bytes(frame['bytes_sent'].iloc[0])} a step"
 
 
 # -- clusters of Dask's own ------------------------------------------------------------------------

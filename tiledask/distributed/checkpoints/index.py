@@ -80,21 +80,20 @@ class Checkpoint:
         Bit for bit what was saved. Raises CheckpointError where a name is not there, a shape is
         another, or a file is damaged; nothing that has not passed its checksum comes back.
         """
-        if pieces is None:
-            with _readable(self.path):
-                pieces = {name: whole(each.shape) for name, each in self.arrays.items()}
-        for name, piece in pieces.items():
-            if name not in self.arrays:
-                raise CheckpointError(f"{self} has no array {name!r}; .arrays lists those it has")
-            if piece.shape != (shape := self.arrays[name].shape):
-                raise CheckpointError(
-                    f"{name!r} of {self} is {list(shape)}, the piece is of an array of "
-                    f"{list(piece.shape)}; the model is another one"
-                )
         with _readable(self.path):
-            return {name: self._array(self.arrays[name], piece) for name, piece in pieces.items()}
+            if pieces is None:
+                pieces = {name: whole(each.shape) for name, each in self.arrays.items()}
+            return {name: self._array(name, piece) for name, piece in pieces.items()}
 
-    def _array(self, stored: Stored, piece: TensorSlice) -> np.ndarray:
+    def _array(self, name: str, piece: TensorSlice) -> np.ndarray:
+        if name not in self.arrays:
+            raise CheckpointError(f"{self} has no array {name!r}; .arrays lists those it has")
+        stored = self.arrays[name]
+        if piece.shape != stored.shape:
+            raise CheckpointError(
+                f"{name!r} of {self} is {list(stored.shape)}, the piece is of an array of "
+                f"{list(piece.shape)}; the model is another one"
+            )
         local = np.empty(piece.local_shape, as_dtype(stored.dtype))
         read: dict[StoredBox, np.ndarray] = {}
         for box, view in piece.views(local):
@@ -127,6 +126,8 @@ def _readable(path: Path) -> Iterator[None]:
     """CheckpointError for all that is raised by files that are not as they were written."""
     try:
         yield
+    except CheckpointError:
+        raise
     except (*_DAMAGE, RecursionError) as error:
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint, it is damaged: {type(error).__name__}: "

@@ -7,10 +7,9 @@ that counts.
 An instruction that makes something is counted before it begins; the first that is refused ends it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,10 +34,8 @@ from tiledask.tile.optimizers import rule_for
 
 __all__ = ["ClaimTrainer", "MemoryCase", "run_device"]
 
-BLOCK = 2**16
-"""Numbers that are drawn at once."""
-DEVIATION = 0.02
-"""Standard deviation of the weights that are drawn."""
+FILL = 0.02
+"""What states are filled with."""
 HOSTED = ("loss", "updates")
 """What stays in host memory, whatever the device: numbers."""
 MOMENTS = {"F": "forward", "B": "backward", "update": "optimizer step"}
@@ -141,7 +138,7 @@ def _step_states(case: MemoryCase, pool: Pool) -> None:
         itemsize = width[row.tensor]
         shape = (row.bytes // itemsize,)
         states[row.tensor] = pool.empty(row.tensor, shape, f"float{8 * itemsize}")
-        states[row.tensor][...] = DEVIATION
+        states[row.tensor][...] = FILL
     if case.recipe.trains:
         mine = slice(min(map(len, states.values())))
         gradients = states.pop("gradients")[mine]
@@ -179,21 +176,11 @@ class ClaimTrainer(Trainer):
     def _tokens(self, which: int) -> Any:
         return self.pool.xp.array(super()._tokens(which))  # a copy, that the pool counts
 
-    def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
-        """Blocks of uniform numbers; a norm's weights are near 1."""
-        key = self.job.seed, self.job.model.units.index(unit)
-        for number, (name, shape) in enumerate(self.shapes[unit].items()):
-            size, mean = prod(shape), float("norm" in name and name.endswith("w"))
-            for block, start in enumerate(range(0, size, BLOCK)):
-                length = min(BLOCK, size - start)
-                yield length, partial(self._uniform, (*key, number, block), length, mean)
-
-    def _uniform(self, key: tuple[int, ...], size: int, mean: float) -> Any:
-        values = np.random.default_rng(key).random(size, np.float32)
-        values -= np.float32(0.5)
-        values *= np.float32(DEVIATION * 12**0.5)  # of a width of 1 it is 12^-1/2
-        values += np.float32(mean)
-        return self.pool.xp.asarray(values)
+    def _draw(self, unit: str) -> None:
+        """All weights alike: of their memory it makes no difference what they are."""
+        for tensor in ("weights", "master weights"):
+            if tensor in self.arrays:
+                self.arrays[tensor][unit][...] = FILL
 
 
 class _CountingInterpreter(Interpreter):

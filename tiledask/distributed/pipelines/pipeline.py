@@ -148,10 +148,6 @@ def run_schedule(
         worker past the scheduler, and the results are the same to the bit; when a worker dies, the
         whole schedule runs again in its time.
 
-    Where the dashboard has tiledask's page, every run is announced on Dask's topic "tiledask-runs";
-    each action is reported on the run's own topic when it is done, with its times on the
-    scheduler's clock.
-
     Raises ScheduleError for an order that cannot run and for impossible times, PlacementError
     for too few slots or arrays of the wrong shape, ConfigError for an unknown engine,
     DoesNotFitError where a device's stages and what they keep would not fit its worker,

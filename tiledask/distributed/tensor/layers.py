@@ -159,14 +159,12 @@ def self_attention(
     x: Placed,
     weights: Weights,
     heads: tile.Heads,
-    angles: tile.Angles | None = None,
 ) -> tuple[Placed, KeptLayer]:
     """(y [b, s, h], kept) for x [b, s, h]; y is placed as x is.
 
-    ``heads`` are those of the whole layer; weights as `attention_layout` places them. ``angles``
-    are of all tokens: every rank has all of them when it attends.
+    ``heads`` are those of the whole layer; weights as `attention_layout` places them.
     """
-    return _of_layout(group, "self_attention", x, weights, heads, angles=angles)
+    return _of_layout(group, "self_attention", x, weights, heads, angles=None)
 
 
 @dataclass(frozen=True)
@@ -185,11 +183,10 @@ def decoder_block(
     x: Placed,
     weights: Weights,
     block: DecoderBlock,
-    angles: tile.Angles | None = None,
 ) -> tuple[Placed, KeptLayer]:
     """(y [b, s, h], kept); y is placed as x is. Weights as `block_layout` places them."""
     of = block.heads, block.regather
-    return _of_layout(group, "decoder_block", x, weights, *of, gated=block.gated, angles=angles)
+    return _of_layout(group, "decoder_block", x, weights, *of, gated=block.gated, angles=None)
 
 
 mlp_grad = swiglu_mlp_grad = self_attention_grad = decoder_block_grad = backward
@@ -206,18 +203,15 @@ def _of_layout(
     **options: Any,
 ) -> tuple[Placed, KeptLayer]:
     tile.shared_heads(heads.query, heads.kv)  # refuses heads that cannot be shared
-    (writer, prefix, _), given = LAYERS[name], [x]
+    writer, prefix, _ = LAYERS[name]
     y = propagate(group, name, "*H -> *H", TOKENS, x=x)
     check_gather(x)
     gated = options.get("kernel") == "swiglu" or options.get("gated", False)
     _check_layout(group, name, y.shape[-1], weights, heads, gated)
-    if "angles" in options:
-        if x.ndim != 3:
-            raise PlacementError(f"attention takes x [batch, tokens, width], got {x}")
-        if options["angles"] is not None:
-            given.append(Placed.of(options.pop("angles"), EVERYWHERE, ()))
+    if "angles" in options and x.ndim != 3:
+        raise PlacementError(f"attention takes x [batch, tokens, width], got {x}")
     rule = LayerRule(writer, name, y, OF_A_SUM, y, prefix, heads, regather)
-    return forward(group, rule, tuple(given), weights, unit="", **options)
+    return forward(group, rule, (x,), weights, unit="", **options)
 
 
 def _check_layout(

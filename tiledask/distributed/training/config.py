@@ -199,14 +199,11 @@ def _scheduled(schedule: Any, devices: int, microbatches: int | None) -> Schedul
         schedule = schedule_named(schedule, devices, 1 if microbatches is None else microbatches)
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"schedule is a name, or a Schedule, got {schedule!r}")
-    if microbatches not in (None, schedule.microbatches):
+    given = devices, schedule.microbatches if microbatches is None else microbatches
+    if (schedule.devices, schedule.microbatches) != given:
         raise ConfigError(
-            f"{schedule!r} is for {schedule.microbatches} micro-batches, and microbatches= says "
-            f"{microbatches}; leave microbatches= out, or take a schedule of {microbatches}"
-        )
-    if schedule.devices != devices:
-        raise ConfigError(
-            f"a mesh with pp={devices} takes a schedule of {devices} devices, got {schedule!r}"
+            f"{schedule!r} is for {schedule.devices} devices and {schedule.microbatches} "
+            f"micro-batches, got pp={devices} and microbatches={given[1]}"
         )
     if not schedule.trains:
         raise ConfigError(f"{schedule!r} has no backwards, so nothing is learned; leave them in")
@@ -217,14 +214,13 @@ def _cut_of(model: GPT, schedule: Schedule, cut: Any) -> tuple[int, ...]:
     """Layers of each stage; None: as even as they can be."""
     if cut is None:
         return even(model.layers, schedule.stages)
-    if not isinstance(cut, Iterable) or not all(map(is_whole, cut := tuple(cut))):
-        raise ConfigError(f"a cut is the number of layers of each stage, got {cut!r}")
-    layers = tuple(map(int, cut))
-    if len(layers) != schedule.stages:
+    layers = tuple(cut) if isinstance(cut, Iterable) else ()
+    if len(layers) != schedule.stages or not all(map(is_whole, layers)):
         raise ConfigError(
-            f"a cut says how many layers each stage has: {schedule!r} has {schedule.stages} "
-            f"stages, the cut {layers} has {len(layers)}"
+            f"a cut is the number of layers of each stage; {schedule!r} has {schedule.stages} "
+            f"stages, got {cut!r}"
         )
+    layers = tuple(map(int, layers))
     model.stage_units(0, layers)
     return layers
 

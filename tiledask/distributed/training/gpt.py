@@ -12,7 +12,7 @@ sharded along the tokens. What a step does with it: tiledask.plan.program.making
 from dataclasses import dataclass
 from math import prod
 
-from tiledask.errors import ConfigError, short
+from tiledask.errors import ConfigError
 from tiledask.plan.program.making.decoder import Decoder
 from tiledask.plan.whole import whole_number
 from tiledask.tile import layers as tile
@@ -33,17 +33,9 @@ class GPT(Decoder):
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is None and name in ("kv_heads", "ffn", "eps", "head_dim", "learned"):
-                continue
-            right, kind = isinstance(value, bool), "True or False"
-            if name in ("eps", "base"):
-                number = isinstance(value, int | float) and not right
-                right, kind = number and 0 < value < float("inf"), "a number above 0"
-            elif name not in ("gated", "tied"):
+            sizes = name not in ("eps", "base", "gated", "tied")
+            if sizes and not (value is None and name in ("kv_heads", "ffn", "head_dim", "learned")):
                 whole_number(f"a GPT's {name}", value, 1)
-                continue
-            if not right:
-                raise ConfigError(f"a GPT's {name} is {kind}, got {short(value)}")
         kv, width = self.kv_heads or self.heads, self.hidden // self.heads
         rules = {
             f"hidden is a multiple of heads={self.heads}": self.hidden % self.heads,

@@ -9,7 +9,7 @@ however short its steps are.
 """
 
 import uuid
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -93,26 +93,20 @@ class _Bar:
     """Whether all is done: the last reports may be under way."""
 
     def __post_init__(self) -> None:
-        self._rows: dict[int, dict[int, tuple[float, float]]] = defaultdict(dict)
-        self._latest: deque[tuple[int, float, float]] = deque(maxlen=11)
-        """(number, loss, end) of steps that all ranks have done."""
+        self._parts: dict[int, dict[int, float]] = defaultdict(dict)
+        """Number of a step -> rank -> its part of the loss, of steps that not all have done."""
+        self._seen: tuple[int, int | None, str] = 0, None, "first step"
 
     def look(self) -> tuple[int, int | None, str]:
         """(steps done, of how many, what else there is to say)."""
+        steps = self.config.steps
         while not self.reports.empty():
-            for rank, _, number, part, *_, end in self.reports.get()["spans"]:
-                self._rows[number][rank] = part, end
-                if len(self._rows[number]) == prod(self.config.shape):
-                    parts, ends = zip(*self._rows.pop(number).values(), strict=True)
-                    self._latest.append((number, sum(parts), max(ends)))
-        if not self._latest:
-            return 0, None, "first step"
-        (_, _, begin), (number, loss, end) = self._latest[0], self._latest[-1]
-        words, steps = f"loss {loss:.4f}", len(self._latest) - 1
-        if end > begin:
-            tokens = steps * self.config.batch * self.config.model.sequence
-            words += f"  {tokens / (end - begin):,.0f} tokens/s"
-        return self.config.steps if self.over else number + 1, self.config.steps, words
+            for rank, _, number, part, *_ in self.reports.get()["spans"]:
+                self._parts[number][rank] = part
+                if len(self._parts[number]) == prod(self.config.shape):
+                    loss = sum(self._parts.pop(number).values())
+                    self._seen = number + 1, steps, f"loss {loss:.4f}"
+        return (steps, steps, self._seen[2]) if self.over else self._seen
 
 
 def _about(config: TrainingConfig) -> dict[str, Any]:

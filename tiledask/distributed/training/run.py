@@ -42,7 +42,6 @@ from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.program.making.training import end_program, step_program
-from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
 from tiledask.tile.optimizers import LossScale, Rule
 
@@ -50,10 +49,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Trained", "configured", "run_training", "train", "training_program"]
-
-
-MOVING = "collective", "message"
-"""Kinds of ops that move something."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,26 +131,6 @@ class Trained:
             frame["loss_scale"] = self.scales
         return frame
 
-    def by_axis(self) -> "pd.DataFrame":
-        """A row for each of "data", "pipeline" and "tensor" parallelism, and for what goes among
-        "all ranks": bytes that these send in a step together, predicted and counted. Steps that
-        were left out do not count."""
-        with needed_for("a frame"):
-            import pandas as pd
-
-        names = dict(zip(self.config.axes, ("data", "tensor", "pipeline"), strict=True))
-        full = set(self.recorded) - set(self.skipped)
-        counted = Records(tuple(r for r in self.records if r.step in full)).totals("axes")
-        rows = {
-            names[axes[0]] if len(axes) == 1 else "all ranks": (
-                moved.total,
-                counted.get(axes, Total()).sent // max(1, len(full)),
-            )
-            for axes, moved in along_axes(self.program).items()
-        }
-        columns = ["predicted_bytes", "bytes"]
-        return pd.DataFrame.from_dict(rows, "index", columns=columns).sort_index()
-
     def __repr__(self) -> str:
         ends = "no loss"
         if len(self.losses):
@@ -168,25 +143,6 @@ class Trained:
 
     def _repr_html_(self) -> str:
         return f"<p>{html.words(repr(self))}</p>{self.to_frame().to_html()}"
-
-
-def along_axes(program: Program) -> dict[tuple[int, ...], Traffic]:
-    """What goes among ranks that differ along the same axes of the mesh, by these."""
-
-    def axes_of(op: Op) -> tuple[int, ...]:
-        return op["axes"] or (op["axis"],)
-
-    found: dict[tuple[int, ...], Traffic] = {}
-    blocks = [ops for role in program.roles for ops in role.blocks.values()]
-    for axes in {axes_of(op) for ops in blocks for op in ops if op.kind in MOVING}:
-        roles = []
-        for role in program.roles:
-            mine = {
-                n: tuple(op for op in ops if axes_of(op) == axes) for n, ops in role.blocks.items()
-            }
-            roles.append(replace(role, blocks=mine))
-        found[axes] = replace(program, roles=tuple(roles)).traffic
-    return found
 
 
 @bounded

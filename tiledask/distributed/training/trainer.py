@@ -117,8 +117,7 @@ class Trainer:
         self.arrays = {s.tensor: self._states(s) for s in kept}
         """Tensor class -> unit -> what this rank keeps: flat, all of it or its part."""
         for unit in self.units:
-            drawn = [tensor for tensor in ("weights", MASTER) if tensor in self.arrays]
-            self.draw(unit, {tensor: self.arrays[tensor][unit] for tensor in drawn})
+            self._draw(unit)
         self.numbers = {name: np.zeros(()) for name in ("loss", "updates", "scale")}
         self.batch: Batch | None = None
         self._drawn: tuple[int, Any] = -1, None
@@ -197,18 +196,20 @@ class Trainer:
         flat, kept = array_namespace(*parts).concatenate(parts), self.arrays[tensor][unit]
         kept[...] = flat[self.parts[unit]] if self.sharded[tensor] else flat
 
-    def draw(self, unit: str, into: Mapping[str, Any]) -> None:
-        """Newly drawn weights of a unit, one after the other, into flat arrays by tensor class: of
-        all numbers, or where the class is sharded of this rank's."""
-        whole, at = slice(0, self.sizes[unit]), 0
+    def _draw(self, unit: str) -> None:
+        """Newly drawn weights of a unit, one after the other, into those that this rank keeps: all
+        of them, or where a tensor class is sharded its part."""
+        kept = [tensor for tensor in ("weights", MASTER) if tensor in self.arrays]
+        at = 0
         for size, drawn in self._draws(unit):
             flat = None
-            for tensor, kept in into.items():
-                mine = self.parts[unit] if self.sharded.get(tensor) else whole
+            for tensor in kept:
+                mine = self.parts[unit] if self.sharded[tensor] else slice(0, self.sizes[unit])
                 low, high = max(at, mine.start), min(at + size, mine.stop)
                 if low < high:
                     flat = drawn().reshape(-1) if flat is None else flat
-                    kept[low - mine.start : high - mine.start] = flat[low - at : high - at]
+                    here = slice(low - mine.start, high - mine.start)
+                    self.arrays[tensor][unit][here] = flat[low - at : high - at]
             at += size
 
     def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
