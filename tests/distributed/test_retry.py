@@ -61,7 +61,7 @@ def assert_same(got, right):
     assert got.norms.tobytes() == right.norms.tobytes()  # of a step left out it is not finite
     assert (got.scales == right.scales).all()
     assert got.first == right.first == 0
-    assert got.recorded == range(got.kept.resumed[-1], STEPS)
+    assert got.recorded == range(got.resumed[-1], STEPS)
     assert {each.step for each in got.records} - {None} == {*got.recorded}
     names = ["bytes_sent", "messages", "barriers"]
     frame, other = (each.to_frame()[names][got.recorded.start :] for each in (got, right))
@@ -91,7 +91,7 @@ def test_a_rank_that_is_killed_is_replaced_and_the_training_goes_on(cluster, lay
     data = Fatal(12, tmp_path / "once", pids=cluster.run(os.getpid) if " " in layout else ())
     got = trained(cluster, tmp_path / "run", shape, data, **options)
     assert_same(got, right)
-    assert (got.kept.times, got.kept.resumed) == (0, (10,))
+    assert got.resumed == (10,)
     assert steps_in(tmp_path / "run") == (5, 10, STEPS)
 
 
@@ -102,7 +102,7 @@ def test_a_rank_that_is_killed_while_it_saves_has_saved_nothing(cluster, tmp_pat
         cluster.run(die_at_replace, call)
         got = trained(cluster, tmp_path / f"{call}", (2, 1, 1))
         assert_same(got, right)
-        assert got.kept.resumed == (resumed,)
+        assert got.resumed == (resumed,)
 
 
 def die_at_replace(call, dask_worker):

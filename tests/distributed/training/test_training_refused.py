@@ -144,7 +144,7 @@ def two_steps(one_thread, tmp_path_factory):
         ({"gpt": {"sequence": 5}}, "sequence is 4 there"),
         ({"gpt": {"tied": True}}, "tied is False there"),
         ({"gpt": {"gated": True}}, "gated is False there"),
-        ({"gpt": {"eps": 0.5}}, "eps is none there and 0.5 here"),
+        ({"gpt": {"eps": 0.5}}, "eps is None there and 0.5 here"),
         ({"rule": MOMENTUM}, "variance is 8 there and none here"),
         ({"dtype": "float32"}, "dtype is float64 there"),
         ({"seed": 1}, "seed is 0 there and 1 here"),

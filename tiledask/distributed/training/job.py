@@ -13,10 +13,9 @@ SGD's, and eight heads' weights four heads', and the numbers would be wrong with
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,23 +36,13 @@ from tiledask.distributed.training.progress import Report, step_reporter
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import CheckpointError
 from tiledask.plan.program.program import Program
+from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import to_numpy
 
-__all__ = ["StateKept", "TrainedRank", "train_rank"]
+__all__ = ["TrainedRank", "train_rank"]
 
 History = list[tuple[float, float, float]]
 """Of each step of a rank: its part of the loss, the loss's scale, the norm of all gradients."""
-
-
-class StateKept(NamedTuple):
-    """What saving before the last step came to, and where a training went on."""
-
-    times: int
-    """How often each rank saved its state, since the last attempt began."""
-    seconds: float
-    """That it took, on the slowest rank."""
-    resumed: tuple[int, ...] = ()
-    """The step from which the run went on, each time that a worker had been lost."""
 
 
 class TrainedRank(NamedTuple):
@@ -66,8 +55,6 @@ class TrainedRank(NamedTuple):
     """Of the weights, where there are copies to compare; else none."""
     held: dict[str, int]
     flops: int
-    saving: list[float]
-    """Seconds of each time that it saved its state."""
 
 
 def train_rank(
@@ -75,7 +62,7 @@ def train_rank(
 ) -> TrainedRank:
     """What a rank does with the ``program`` of a RankConfig, step after step, and at the ``end``;
     steps are reported to ``say``."""
-    copies, saving = rank.group(0), list[float]()
+    copies = rank.group(0)
     trainer = config.trainer(rank, config, program, end)
     if config.done:
         _load(trainer, config)
@@ -95,10 +82,8 @@ def train_rank(
         if report:
             report(number, loss, saves or number + 1 == config.steps)
         if saves:
-            begun = perf_counter()
             _save_history(config, rank.index, history)
             save(number + 1)
-            saving.append(perf_counter() - begun)
     ended = save(config.steps).items()
     weights = {name: T.Placed(to_numpy(w.local), w.tiling) for name, w in ended}
     return TrainedRank(
@@ -107,7 +92,6 @@ def train_rank(
         digest_of(w.local for w in weights.values()) if copies.size > 1 else b"",
         {tensor: sum(x.nbytes for x in of.values()) for tensor, of in trainer.arrays.items()},
         trainer.flops,
-        saving,
     )
 
 
@@ -169,15 +153,15 @@ def _load(trainer: Trainer, config: Any) -> None:
 
 def _identity(config: Any) -> dict[str, Any]:
     """What makes a training this one, whatever its layout. Rates and batches may change."""
-    model, usual = config.model, {each.name: each.default for each in fields(config.model)}
+    model, states = config.model, config.recipe.states
     facts = asdict(model) | {"kv_heads": model.head_counts[1], "ffn": model.inner}
-    special = {name: facts.pop(name) for name in ("eps", "base", "head_dim", "learned")}
-    facts = {name: n if isinstance(n, bool) else int(n) for name, n in facts.items()}
-    facts |= {"dtype": config.dtype, "seed": config.seed}
-    facts["data's vocabulary"] = config.data.vocabulary
-    facts |= {name: n for name, n in special.items() if n != usual[name]}
-    kept = [s for s in config.recipe.states if s.tensor != "gradients"]
-    return facts | {f"bytes of {s.tensor}": s.bytes for s in kept}
+    facts |= {
+        "dtype": config.dtype,
+        "seed": config.seed,
+        "data's vocabulary": config.data.vocabulary,
+    }
+    facts |= {f"bytes of {s.tensor}": s.bytes for s in states if s.tensor != "gradients"}
+    return {name: int(n) if is_whole(n) else n for name, n in facts.items()}
 
 
 def _about(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.training.config import AXES, RankConfig, TrainingConfig
 from tiledask.distributed.training.gpt import GPT
-from tiledask.distributed.training.job import StateKept, TrainedRank, train_rank
+from tiledask.distributed.training.job import TrainedRank, train_rank
 from tiledask.distributed.training.progress import Report, watched
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.extras import needed_for
@@ -75,8 +75,8 @@ class Trained:
     """[steps] by which each loss was multiplied before its gradients were taken."""
     measured: Traffic
     """What moved from rank to rank in all of it."""
-    kept: StateKept
-    """How often the state was saved, and where the training went on when a worker was lost."""
+    resumed: tuple[int, ...]
+    """The step from which it went on, each time that a worker had been lost."""
     flops: list[int]
     """FLOP of each rank's products in a step, where they are counted: of a LeNet."""
 
@@ -89,7 +89,7 @@ class Trained:
     def recorded(self) -> range:
         """The steps of which there are records: all of its own or, when a worker was lost, those
         since the checkpoint from which it went on."""
-        return range([self.first, *self.kept.resumed][-1], self.config.steps)
+        return range([self.first, *self.resumed][-1], self.config.steps)
 
     @property
     def saves(self) -> int:
@@ -219,7 +219,7 @@ def train(
         None shows a bar on a terminal or in a notebook, True does anywhere, False never.
 
     When a worker dies and its slot has another, all ranks go on from the newest checkpoint, or from
-    the beginning; ``kept.resumed`` says from where, and losses and weights are the same to the bit.
+    the beginning; ``resumed`` says from where, and losses and weights are the same to the bit.
     ``timeout`` is for all of it. A training whose ranks would hold more than their workers leave is
     refused before anything runs (DoesNotFitError).
 
@@ -360,7 +360,7 @@ def _collected(
                     f"{name} is on several pipeline ranks, and differs there by up to "
                     f"{np.abs(weights[name] - w).max():.3g}: its gradients were not added up"
                 )
-    model, seconds = config.model, max(sum(part.saving) for part in each)
+    model = config.model
     return Trained(
         config,
         np.sum(losses, axis=0),
@@ -372,6 +372,6 @@ def _collected(
         norms if guarded else norms[:0],
         scales,
         done.traffic,
-        StateKept(len(each[0].saving), seconds, resumed),
+        resumed,
         [part.flops for part in each],
     )

@@ -99,8 +99,6 @@ class InterruptedRun(NamedTuple):
     """The step from which it went on, for each failure."""
     redone: int
     """Steps that were done twice."""
-    cost: float
-    """Seconds of a save, on the slowest rank."""
     losses: np.ndarray
     """[steps], as the training had them at its end."""
 
@@ -142,7 +140,5 @@ def train_with_failures(
         mesh, fatal = td.Mesh(cluster, (2, 1, 1)), _Fatal(text, at, folder)
         trained = td.train(model, fatal, mesh, steps=steps, batch=8, progress=False, **saved)
         seconds = perf_counter() - begun
-    resumed = trained.kept.resumed
-    redone = sum(step - back for step, back in zip(at, resumed, strict=True))
-    cost = trained.kept.seconds / max(1, trained.kept.times)
-    return InterruptedRun(save_every, seconds, resumed, redone, cost, trained.losses)
+    redone = sum(step - back for step, back in zip(at, trained.resumed, strict=True))
+    return InterruptedRun(save_every, seconds, trained.resumed, redone, trained.losses)
