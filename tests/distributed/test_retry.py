@@ -60,7 +60,7 @@ def assert_same(got, right):
     assert all((got.weights[name] == w).all() for name, w in right.weights.items())
     assert got.norms.tobytes() == right.norms.tobytes()  # of a step left out it is not finite
     assert (got.scales == right.scales).all()
-    assert got.first == right.first == 0
+    assert got.config.first == right.config.first == 0
     assert got.recorded == range(got.resumed[-1], STEPS)
     assert {each.step for each in got.records} - {None} == {*got.recorded}
     names = ["bytes_sent", "messages", "barriers"]

@@ -82,7 +82,7 @@ def training(given: dict[str, Any]) -> Any:
     # ranks tell each other the checksums of what they wrote, and the numbers of their digits differ
     found[MACHINE] = [found[MACHINE], found.pop("calls")]
     same = all((w == done.weights[n]).all() for n, w in straight.weights.items())
-    return found | {"first": done.first, "same bits": same, "elsewhere": other.losses}
+    return found | {"first": done.config.first, "same bits": same, "elsewhere": other.losses}
 
 
 def losses_of(done: Any, ranks: int, precise: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ def assert_planned(got):
     for rank in range(got.program.ranks):
         calls = [tuple(call) for call in calls_of(got.program, rank)]
         cut = 1 + max((i for i, call in enumerate(calls) if call[0] == "update/norm"), default=-1)
-        for step in range(got.first, got.first + len(got.losses)):
+        for step in range(got.config.first, got.config.first + len(got.losses)):
             wanted = calls[:cut] if step in got.skipped else calls
             assert ran[rank, step] == wanted, f"rank {rank}, step {step}"
     assert not len(got.records.mismatches)

@@ -124,17 +124,17 @@ def reference(model, steps, batch, rule, clip=None, scale=None, overflows=()):
 def assert_single(got, batch, rule, tolerance=1e-10, **options):
     """A training has the single device's losses, norms, scales and weights, and the traffic that
     was planned."""
-    steps = got.first + len(got.losses)
+    steps = got.config.first + len(got.losses)
     losses, norms, scales, weights = reference(got.config.model, steps, batch, rule, **options)
-    off = np.abs(got.losses / losses[got.first :] - 1)
+    off = np.abs(got.losses / losses[got.config.first :] - 1)
     assert off.max(initial=0) <= tolerance, f"losses: step {int(np.argmax(off > tolerance))}: {off}"
     if len(got.norms):
-        norms, near = norms[got.first :], {"rtol": tolerance, "equal_nan": True}
+        norms, near = norms[got.config.first :], {"rtol": tolerance, "equal_nan": True}
         mine, theirs = (np.where(np.isfinite(n), n, np.nan) for n in (got.norms, norms))
         np.testing.assert_allclose(mine, theirs, **near, err_msg="norms")
         assert np.array_equal(got.to_frame().norm, got.norms, equal_nan=True)
     if options.get("scale"):
-        assert got.scales.tolist() == scales[got.first :].tolist(), "scales"
+        assert got.scales.tolist() == scales[got.config.first :].tolist(), "scales"
         assert got.to_frame().loss_scale.tolist() == got.scales.tolist()
     far, name = farthest(got.weights, weights, got.config.model, rule)
     assert far <= tolerance, f"{name}: {far:.2g}"

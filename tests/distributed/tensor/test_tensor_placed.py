@@ -54,14 +54,14 @@ REFUSED = [
     (r"larger by ln 4 = 1\.3863", lambda g: T.cross_entropy(g, WHOLE, IDS)),
     ("along another dimension", lambda g: T.cross_entropy(g, cut(g, X, 1), IDS)),
     (r"replicate\(x\)", lambda g: T.column_linear(g, X, W)),
-    ("would mix them up", lambda g: T.column_linear(g, cut(g, W.T, 0, MIXED), cut(g, W, 1))),
+    ("not one behind the other", lambda g: T.column_linear(g, cut(g, W.T, 0, MIXED), cut(g, W, 1))),
     ("take mlp_layout", lambda g: feed(g, cut(g, W, 1), cut(g, W.T[:4], 0))),
     ("take attention_layout", attend),
     ("they must be alike", lambda g: rows(g, cut(g, W, 0, UNEVEN))),
     ("got w_1, w_2, scale", lambda g: T.mlp(g, WHOLE, whole_mlp(g) | {"scale": WHOLE})),
     ("weights w_1, w_2, and biases; got w_1$", lambda g: T.mlp(g, WHOLE, {"w_1": cut(g, W, 1)})),
     (r"tokens are 0 \.\. 7, got 9", lambda g: T.embedding(g, IDS + 9, cut(g, W.T, 0))),
-    ("in the sum several times", lambda g: rows(g, cut(g, W, 0, SHARED), shards=SHARED)),
+    ("counted several times", lambda g: rows(g, cut(g, W, 0, SHARED), shards=SHARED)),
 ]
 
 

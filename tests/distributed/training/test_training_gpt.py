@@ -137,7 +137,7 @@ def test_any_training_in_any_layouts_is_one_devices(
         with monkeypatch.context() as patch:
             in_gradients(patch, at, unit, fault - first, np.nan if last else np.inf)
             got = run(model, rule, layout, steps=steps, folder=tmp_path, **options)
-        assert (got.first, got.first + len(got.losses)) == (first, steps)
+        assert (got.config.first, got.config.first + len(got.losses)) == (first, steps)
         assert got.skipped == [step for step in overflows if first <= step < steps]
         assert_single(got, BATCH, RULES[rule], overflows=overflows, **options)
         assert_gathered(got)

@@ -1,5 +1,6 @@
 """Watching a training: what its ranks report, its bar, what it came to."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -36,16 +37,19 @@ def test_every_step_is_reported_with_what_the_records_say_of_it(shape, options):
         assert max(ends) > 0
 
 
-def test_a_bar_says_how_far_it_is():
+def test_a_bar_says_how_far_it_is(monkeypatch):
     config = replace(configured(MODEL, (2, 1, 1), batch=BATCH), steps=10, first=5)
-    bar = progress._Bar(config)
-    assert bar.look() == (0, None, "first step")
-    for rank, loss in enumerate((1.0, 1.5)):
-        rows = [(rank, "step", n, loss, 0, 0, 0, n) for n in (5, 6, 7)]
-        bar.reports.put({"spans": rows[: 2 + rank]})
-    assert bar.look() == (7, 10, "loss 2.5000")
-    bar.over = True
-    assert bar.look()[:2] == (10, 10)
+    looks = []
+    monkeypatch.setattr(
+        progress, "showing", lambda what, look, unit: looks.append(look) or nullcontext()
+    )
+    with progress.watched(True, config, None) as say:
+        assert looks[0]() == (5, 10, "")
+        for rank in range(2):
+            rows = [(rank, "step", n, 1.0, 0, 0, 0, n) for n in (5, 6, 7)]
+            say({"spans": rows[: 2 + rank]})
+        assert looks[0]() == (7, 10, "")
+    assert looks[0]() == (10, 10, "")
 
 
 def test_the_result_says_what_it_is():

@@ -34,8 +34,6 @@ from tiledask.tile.optimizers import rule_for
 
 __all__ = ["ClaimTrainer", "MemoryCase", "run_device"]
 
-FILL = 0.02
-"""What states are filled with."""
 HOSTED = ("loss", "updates")
 """What stays in host memory, whatever the device: numbers."""
 MOMENTS = {"F": "forward", "B": "backward", "update": "optimizer step"}
@@ -138,7 +136,7 @@ def _step_states(case: MemoryCase, pool: Pool) -> None:
         itemsize = width[row.tensor]
         shape = (row.bytes // itemsize,)
         states[row.tensor] = pool.empty(row.tensor, shape, f"float{8 * itemsize}")
-        states[row.tensor][...] = FILL
+        states[row.tensor][...] = 0
     if case.recipe.trains:
         mine = slice(min(map(len, states.values())))
         gradients = states.pop("gradients")[mine]
@@ -177,10 +175,7 @@ class ClaimTrainer(Trainer):
         return self.pool.xp.array(super()._tokens(which))  # a copy, that the pool counts
 
     def _draw(self, unit: str) -> None:
-        """All weights alike: of their memory it makes no difference what they are."""
-        for tensor in ("weights", "master weights"):
-            if tensor in self.arrays:
-                self.arrays[tensor][unit][...] = FILL
+        """Zeros will do: memory is the same, whatever is in it."""
 
 
 class _CountingInterpreter(Interpreter):

@@ -36,7 +36,7 @@ from typing import Any
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
-from tiledask.distributed.tensor.propagate import check_gather, need, propagate, refuse
+from tiledask.distributed.tensor.propagate import check_order, need, propagate, refuse
 from tiledask.distributed.tensor.run_layer import KeptLayer, LayerRule, backward, forward
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.shards import HeadCounts, block_layout
@@ -92,7 +92,7 @@ def column_linear(
     """
     name = "column_linear"
     y = propagate(group, name, "*K Kn! n! -> *n!", COLUMNS, x=x, w=w, b=b)
-    check_gather(x)
+    check_order(name, "x", x)
     rule = LayerRule(name, name, y, AS_Y, Placed(None, x.tiling))
     return forward(group, rule, (x,), {"w": w, "b": b}, unit="", names=("w",), labels=(name,))
 
@@ -107,13 +107,7 @@ def row_linear(
     """
     name = "row_linear"
     partial = propagate(group, name, "*k! k!N N -> *N", ROWS, x=x, w=w, b=b)
-    _, rows = w.split
-    if sum(rows.counts) != w.shape[0]:
-        refuse(
-            name,
-            f"w's {w.shape[0]} rows are sharded as {rows}, together {sum(rows.counts)}: "
-            f"what several ranks hold would be in the sum several times; give each row one rank",
-        )
+    check_order(name, "w", w)
     y = Placed.of(None, EVERYWHERE, partial.shape)
     rule = LayerRule(name, name, y, OF_A_SUM, y)
     return forward(group, rule, (x,), {"w": w, "b": b}, unit="", w="w", label=name)
@@ -205,7 +199,7 @@ def _of_layout(
     tile.shared_heads(heads.query, heads.kv)  # refuses heads that cannot be shared
     writer, prefix, _ = LAYERS[name]
     y = propagate(group, name, "*H -> *H", TOKENS, x=x)
-    check_gather(x)
+    check_order(name, "x", x)
     gated = options.get("kernel") == "swiglu" or options.get("gated", False)
     _check_layout(group, name, y.shape[-1], weights, heads, gated)
     if "angles" in options and x.ndim != 3:
@@ -274,7 +268,7 @@ def embedding(group: Group, tokens: Any, table: Placed) -> tuple[Placed, KeptLay
     in Shard(0). Raises KernelError for tokens outside of V."""
     why, ids = "each rank has its part of dimension 0", replicate(tokens)
     partial = propagate(group, "embedding", "* v!H -> *H", why, tokens=ids, table=table)
-    check_gather(table)
+    check_order("embedding", "table", table)
     y = Placed.of(None, EVERYWHERE, partial.shape)
     rule = LayerRule("embedding", "embedding", y, tokens=y)
     return forward(group, rule, (ids,), {"table": table}, counts=table.split[1].counts)
@@ -311,7 +305,7 @@ def cross_entropy(
         f"gathering it, or use tiledask.tile.layers.cross_entropy on all of it"
     )
     propagate(group, "cross_entropy", "*v! -> *", why, logits=logits)
-    check_gather(logits)
+    check_order("cross_entropy", "logits", logits)
     rule = LayerRule("loss", "cross_entropy", Placed.of(None, EVERYWHERE, ()))
     counts, given = logits.split[1].counts, (logits, replicate(targets))
     y, kept = forward(group, rule, given, {}, counts=counts, count=1.0)

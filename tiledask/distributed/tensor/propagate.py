@@ -18,7 +18,7 @@ from tiledask.distributed.tensor.placed import Placed
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import ANY, Partial, Replicate, Shard, Shards, Tiling
 
-__all__ = ["check_gather", "need", "propagate", "refuse"]
+__all__ = ["check_order", "need", "propagate", "refuse"]
 
 
 def propagate(group: Group, op: str, rule: str, why: str, **operands: Placed | None) -> Placed:
@@ -101,13 +101,13 @@ def need(op: str, name: str, x: Placed, kinds: Sequence[type], why: str) -> None
         refuse(op, f"{name} must be {names}, got {x}: {why}")
 
 
-def check_gather(x: Placed) -> None:
-    """Refuse ``x`` unless its parts are one behind the other."""
+def check_order(op: str, name: str, x: Placed) -> None:
+    """Refuse ``x`` unless its parts, if it has any, are one behind the other."""
     if x.shards and not x.shards.in_a_row:
         refuse(
-            "all_gather",
-            f"the ranks' parts of {x} are not one behind the other ({x.shards}), and a gather "
-            f"would mix them up; whole_of brings them in order",
+            op,
+            f"the ranks' parts of {name}, {x}, are not one behind the other ({x.shards}): they "
+            f"would be mixed up, or counted several times",
         )
 
 

@@ -9,10 +9,8 @@ however short its steps are.
 """
 
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from math import prod
@@ -65,48 +63,31 @@ def watched(
     """
     if not isinstance(progress, bool | None):
         raise ConfigError(f"progress is None, True or False, got {progress!r}")
-    wanted, bar = is_watched() if progress is None else progress, _Bar(config)
-    say: Report | None = bar.reports.put if wanted else None
+    wanted = is_watched() if progress is None else progress
+    done, reports = [config.first] * prod(config.shape), SimpleQueue[dict[str, Any]]()
+    say: Report | None = reports.put if wanted else None
+
+    def look() -> tuple[int, int | None, str]:
+        """The steps that all ranks have done, for the bar."""
+        while not reports.empty():
+            for rank, _, number, *_ in reports.get()["spans"]:
+                done[rank] = max(done[rank], number + 1)
+        return min(done), config.steps, ""
+
     with ExitStack() as stack:
         if mesh is not None:
             cluster, run = mesh.cluster, f"tiledask-training-{uuid.uuid4().hex[:12]}"
             cluster.check_alive()
             on_page = stack.enter_context(announced(cluster, run, **_about(config)))
             if wanted:
-                stack.enter_context(subscribed(cluster, run, bar.reports.put))
+                stack.enter_context(subscribed(cluster, run, reports.put))
             say = partial(report, run) if on_page or wanted else None
         if wanted:
-            stack.enter_context(showing("training", bar.look, "steps"))
+            stack.enter_context(showing("training", look, "steps"))
         yield say
-        bar.over = True
+        done[:] = [config.steps] * len(done)  # the last reports may be under way
         if mesh is not None:
             ended(cluster, run)
-
-
-@dataclass
-class _Bar:
-    """How far a training is, by what its ranks have reported."""
-
-    config: TrainingConfig
-    reports: SimpleQueue[dict[str, Any]] = field(default_factory=SimpleQueue)
-    over: bool = False
-    """Whether all is done: the last reports may be under way."""
-
-    def __post_init__(self) -> None:
-        self._parts: dict[int, dict[int, float]] = defaultdict(dict)
-        """Number of a step -> rank -> its part of the loss, of steps that not all have done."""
-        self._seen: tuple[int, int | None, str] = 0, None, "first step"
-
-    def look(self) -> tuple[int, int | None, str]:
-        """(steps done, of how many, what else there is to say)."""
-        steps = self.config.steps
-        while not self.reports.empty():
-            for rank, _, number, part, *_ in self.reports.get()["spans"]:
-                self._parts[number][rank] = part
-                if len(self._parts[number]) == prod(self.config.shape):
-                    loss = sum(self._parts.pop(number).values())
-                    self._seen = number + 1, steps, f"loss {loss:.4f}"
-        return (steps, steps, self._seen[2]) if self.over else self._seen
 
 
 def _about(config: TrainingConfig) -> dict[str, Any]:

@@ -81,27 +81,18 @@ class Trained:
     """FLOP of each rank's products in a step, where they are counted: of a LeNet."""
 
     @property
-    def first(self) -> int:
-        """The number of the first of its steps: 0, or where a checkpoint was."""
-        return int(self.config.first)
-
-    @property
     def recorded(self) -> range:
         """The steps of which there are records: all of its own or, when a worker was lost, those
         since the checkpoint from which it went on."""
-        return range([self.first, *self.resumed][-1], self.config.steps)
-
-    @property
-    def saves(self) -> int:
-        """How many checkpoints were written after recorded steps, but for the last."""
-        return sum(self.config.is_saved(step + 1) for step in self.recorded)
+        return range([self.config.first, *self.resumed][-1], self.config.steps)
 
     @cached_property
     def traffic(self) -> Both:
         """Traffic of the recorded steps and of the end, predicted and measured; a step that was
         left out moves less than predicted."""
+        saves = sum(self.config.is_saved(step + 1) for step in self.recorded)
         moved = [self.program.traffic] * len(self.recorded)
-        moved += [self.end.traffic] * (1 + self.saves) if self.end else []
+        moved += [self.end.traffic] * (1 + saves) if self.end else []
         total = sum(moved, Traffic.of(self.program.ranks))
         return Both(total.on(self.measured.hosts), self.measured)
 
@@ -110,7 +101,7 @@ class Trained:
         """Numbers of the steps that were left out, because a gradient was not finite."""
         if self.config.scale is None:
             return []
-        return [self.first + int(i) for i in np.flatnonzero(~np.isfinite(self.norms))]
+        return [self.config.first + int(i) for i in np.flatnonzero(~np.isfinite(self.norms))]
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per step: loss; of recorded steps bytes sent and messages of all ranks, barriers of
@@ -123,7 +114,7 @@ class Trained:
         rows = {n: (total.sent, total.messages, barriers.get(n, 0)) for n, total in each}
         names = ["bytes_sent", "messages", "barriers"]
         counted = pd.DataFrame.from_dict(rows, "index", columns=names)
-        steps = pd.RangeIndex(self.first, self.first + len(self.losses), name="step")
+        steps = pd.RangeIndex(self.config.first, self.config.first + len(self.losses), name="step")
         frame = pd.DataFrame({"loss": self.losses}, steps).join(counted)
         if len(self.norms):
             frame["norm"] = self.norms
