@@ -22,14 +22,6 @@ PUZZLE = {"title": EVIL, "kind": "partition", "task": EVIL, "hints": [EVIL]}
 PUZZLE |= {"inputs": {"costs": "1, 1", "devices": 2}, "targets": {"crossings": 1, "bottleneck": 1}}
 
 
-def some_records():
-    def program(rank):
-        with rank.label(EVIL):
-            rank.group().barrier()
-
-    return td.run_threads(program, (2,))
-
-
 HOSTILE = {
     "no fit": lambda: td.fits(LARGE, LAYOUT, CLUSTER),
     "memory": lambda: td.fits(MODEL, LAYOUT, CLUSTER).memory,
@@ -37,8 +29,6 @@ HOSTILE = {
     "a step": lambda: td.estimate_step(MODEL, LAYOUT, CLUSTER),
     "plans": lambda: td.search(MODEL, CLUSTER, 8),
     "a critique": lambda: td.critique(MODEL, LAYOUT, CLUSTER),
-    "ranks": some_records,
-    "records": lambda: some_records().records,
     "a prediction": lambda: td.predict(EVIL, 1, unit=EVIL).compare(measured=1),
     "a table": lambda: td.table({EVIL: {EVIL: EVIL}}, QUOTES),
     "a task": lambda: td.tasks.load_puzzle(PUZZLE),

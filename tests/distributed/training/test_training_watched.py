@@ -58,4 +58,3 @@ def test_the_result_says_what_it_is():
     assert sent.keys() == {(1,), (2,)}
     assert sum(sent.values()) == got.to_frame()["bytes_sent"].iloc[0] == got.program.traffic.total
     assert repr(got).startswith(f"Trained({STEPS} steps on 4 ranks (dp=1, tp=2, pp=2), loss ")
-    assert "bytes_sent" in got._repr_html_()

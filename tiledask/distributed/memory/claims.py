@@ -149,9 +149,7 @@ def _check(case: MemoryCase, cluster: Cluster) -> None:
     """Refuse what no code here executes, and a Model for which there are too few workers."""
     check_states(case.recipe)
     if broken := next((rule for holds, rule in _rules(case) if not holds), None):
-        raise ConfigError(
-            f"what can be run {broken}; the states alone, of a number of parameters, run with cp=1"
-        )
+        raise ConfigError(f"what can be run {broken}")
     if cluster.slots < case.stages:
         raise PlacementError(
             f"{case.stages} stages run at once, each on a worker, and the cluster has "

@@ -78,9 +78,6 @@ class Group:
         members = tuple(self.members[i] for i in numbers)
         return self if members == self.members else Group(self.owner, self.axes, members)
 
-    def __repr__(self) -> str:
-        return f"Group(rank {self.rank} of {self.size}, members {self.members})"
-
     # -- reductions ---------------------------------------------------------------------------
 
     def all_reduce(self, x: Any, op: str = "sum", **how: Any) -> Any:

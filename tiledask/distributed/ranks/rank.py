@@ -33,6 +33,8 @@ class Rank:
         names: tuple[str, ...] = (),
     ) -> None:
         self.shape, self.names, self.index = shape, names, transport.rank
+        self.ranks = prod(shape)
+        """How many there are."""
         self.coordinates = list(product(*map(range, shape)))[self.index]
         self.backend = backend
         """"numpy" or "cupy": what the arrays of this rank's device are."""
@@ -44,11 +46,6 @@ class Rank:
         """The step under way."""
         self.barriers = 0
         """Synchronisations in it so far."""
-
-    @property
-    def ranks(self) -> int:
-        """How many there are."""
-        return prod(self.shape)
 
     def group(self, axes: int | str | tuple[int | str, ...] | None = None) -> Group:
         """The ranks that differ from this one along ``axes`` of the mesh only; None: all ranks.
@@ -94,6 +91,3 @@ class Rank:
     def on_device(self, host: np.ndarray) -> Any:
         """``host`` as an array of this rank's device."""
         return namespace(self.backend).asarray(host)
-
-    def __repr__(self) -> str:
-        return f"Rank({self.index} of {self.ranks}, at {self.coordinates} of {self.shape})"

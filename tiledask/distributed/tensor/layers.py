@@ -28,7 +28,6 @@ are summed up:
 (Shoeybi et al., arXiv:1909.08053, section 3; tile/layers/cross_entropy.py has the formulas.)
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
@@ -38,10 +37,9 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, replicate
 from tiledask.distributed.tensor.propagate import check_order, need, propagate, refuse
 from tiledask.distributed.tensor.run_layer import KeptLayer, LayerRule, backward, forward
-from tiledask.errors import ConfigError, PlacementError
+from tiledask.errors import PlacementError
 from tiledask.plan.collectives.shards import HeadCounts, block_layout
-from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
-from tiledask.plan.program.making.decoder import block_shapes
+from tiledask.plan.products.placement import Partial, Replicate, Shard
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.cross_entropy import check_count
 
@@ -201,7 +199,7 @@ def _of_layout(
     y = propagate(group, name, "*H -> *H", TOKENS, x=x)
     check_order(name, "x", x)
     gated = options.get("kernel") == "swiglu" or options.get("gated", False)
-    _check_layout(group, name, y.shape[-1], weights, heads, gated)
+    _check_layout(group, name, weights, heads, gated)
     if "angles" in options and x.ndim != 3:
         raise PlacementError(f"attention takes x [batch, tokens, width], got {x}")
     rule = LayerRule(writer, name, y, OF_A_SUM, y, prefix, heads, regather)
@@ -209,55 +207,34 @@ def _of_layout(
 
 
 def _check_layout(
-    group: Group, layer: str, width: int, weights: Weights, heads: HeadCounts, gated: bool
+    group: Group, layer: str, weights: Weights, heads: HeadCounts, gated: bool
 ) -> None:
-    """Refuse weights that are missing or unknown, of another shape, or placed in another way."""
+    """Refuse weights that are unknown, or placed in another way."""
     _, prefix, layout = LAYERS[layer]
     named = {f"{prefix}{name}": w for name, w in weights.items()}
-    last = named.get("mlp.w_down" if gated else "mlp.w_2")
-    inner, fused = 1 if last is None else last.shape[0], ("attention.wqkv", "mlp.w_gate_up")
-    one = tuple(name in named for name in fused)
-    right = _tilings(prefix, width, heads, inner, gated, one, group.size)
-    needed = [n for n in right if n.rpartition(".")[2][0] == "w"]
-    if not {*needed} <= {*weights} <= {*right}:
-        raise ConfigError(
-            f"{layer} has weights {', '.join(needed)}, and biases; got {', '.join(weights)}"
-        )
-    for name, w in weights.items():
+    last, inner = "mlp.w_down" if gated else "mlp.w_2", 1
+    if prefix != "attention.":
+        if last not in named:
+            refuse(layer, f"{last} is missing; {layout} names its weights")
+        inner = named[last].shape[0]
+    placements = _layout(heads, inner, group.size)
+    for name, w in named.items():
         if w is None:
             continue
         need(layer, name, w, (Replicate, Shard, Partial), "")
-        wanted = right[name]
-        if (w.shape, w.placements, w.shards) != (wanted.shape, wanted.placements, wanted.shards()):
+        wanted = placements.get(name)
+        if wanted is None:
+            refuse(layer, f"{name} is none of its weights, which {layout} names; leave it out")
+        split = (wanted.dim, wanted.shards) if isinstance(wanted, Shard) else (None, None)
+        if (w.dim, w.shards) != split or isinstance(w.placement, Partial):
             refuse(
                 layer,
-                f"{name} must be {wanted} ({wanted.shards() or 'whole'}), got {w} "
+                f"{name} must be {wanted} ({split[1] or 'whole'}), got {w} "
                 f"({w.shards or 'whole'}): take {layout}",
             )
 
 
-@lru_cache(256)
-def _tilings(
-    prefix: str,
-    width: int,
-    heads: HeadCounts,
-    inner: int,
-    gated: bool,
-    fused: tuple[bool, bool],
-    ranks: int,
-) -> Mapping[str, Tiling]:
-    """How weights lie whose names in a block begin with ``prefix``. ``fused``: whether q, k and v
-    are one matrix, and gate and up."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for inside, one in zip(("attention", "mlp"), fused, strict=True):
-        all_of = block_shapes(width, heads, inner, gated, fused=one, bias=True)
-        shapes |= {n: all_of[n] for n in all_of if n.startswith((inside, "norm"))}
-    placements = block_layout(heads, inner, ranks)
-    return {
-        name.removeprefix(prefix): Tiling(shape, (ranks,), (placements[name],))
-        for name, shape in shapes.items()
-        if name.startswith(prefix)
-    }
+_layout = lru_cache(256)(block_layout)
 
 
 # -- embedding and loss ----------------------------------------------------------------------------

@@ -133,8 +133,9 @@ def _load(trainer: Trainer, config: Any) -> None:
             for unit in units if tensor != "gradients" else ():
                 named = _pieces(trainer, tensor, unit)
                 read = checkpoint.read({name: piece for name, (_, piece) in named.items()})
-                arrays = {w: trainer.rank.on_device(read[name]) for name, (w, _) in named.items()}
-                trainer.put(tensor, unit, arrays)
+                flat = trainer.rank.on_device(np.concatenate([read[n].reshape(-1) for n in named]))
+                here = trainer.parts[unit] if trainer.sharded[tensor] else ...
+                trainer.arrays[tensor][unit][...] = flat[here]
     except CheckpointError as error:
         before = [each for each in steps_in(folder) if each < step]
         then = f"go on from step {before[-1]}" if before else "begin anew"

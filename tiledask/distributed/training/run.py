@@ -37,7 +37,6 @@ from tiledask.distributed.training.job import TrainedRank, train_rank
 from tiledask.distributed.training.progress import Report, watched
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.extras import needed_for
-from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.traffic import Traffic
@@ -131,9 +130,6 @@ class Trained:
             f"Trained({len(self.losses)} steps{left_out} on {self.config}, {ends}, "
             f"{self.config.model.size:,} parameters{self.measured.crossed()})"
         )
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.words(repr(self))}</p>{self.to_frame().to_html()}"
 
 
 @bounded

@@ -30,7 +30,7 @@ from tiledask.plan.program.making.zero import flat_name
 from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
 from tiledask.tile import layers as tile
-from tiledask.tile.backend import accumulator, array_namespace, as_dtype
+from tiledask.tile.backend import accumulator, as_dtype
 from tiledask.tile.epilogue import pieces
 from tiledask.tile.layers.by_name import KERNELS, RankPart
 from tiledask.tile.layers.random import draw
@@ -189,12 +189,6 @@ class Trainer:
         self.numbers["scale"][...] = self.scale.scale if self.scale else 1.0
 
     # -- what is kept -----------------------------------------------------------------------------
-
-    def put(self, tensor: str, unit: str, arrays: Mapping[str, Any]) -> None:
-        """Take the numbers of a unit from arrays by weight: of all of them this rank's part."""
-        parts = [arrays[name].reshape(-1) for name in self.shapes[unit]]
-        flat, kept = array_namespace(*parts).concatenate(parts), self.arrays[tensor][unit]
-        kept[...] = flat[self.parts[unit]] if self.sharded[tensor] else flat
 
     def _draw(self, unit: str) -> None:
         """Newly drawn weights of a unit, one after the other, into those that this rank keeps: all
