@@ -222,7 +222,7 @@ def test_every_collective_is_written_down():
     records = run(program, 3).records
     assert len(records) == 3 * 7
     assert records.barriers == {0: 3, 1: 3, None: 1}
-    first = records.rows[0]
+    first = records[0]
     what = first.kind, first.algorithm, first.group, first.axes, first.dtype, first.payload
     assert what == ("all_reduce", "direct", (0, 1, 2), (0,), "float32", 24)
     assert (first.label, first.step, first.barrier) == ("layer 3/forward", 0, 0)

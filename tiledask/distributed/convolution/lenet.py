@@ -92,6 +92,7 @@ class LeNetConfig(RankConfig):
 
     batch: int
     axes: ClassVar[tuple[int, int, int]] = (DATA, making.PARTS, making.STAGES)
+    loss_slices: ClassVar[slice] = slice(None)
     trainer: ClassVar[type[Trainer]] = LeNetTrainer
 
     def units(self, stage: int) -> tuple[str, ...]:
@@ -104,11 +105,6 @@ class LeNetConfig(RankConfig):
         rows = slice(*cut(0, self.batch, self.model.split.copies)[copy])
         images: Images = self.data
         return images.batch(self.seed, number, self.batch, rows, self.dtype)
-
-    def with_loss(self) -> list[tuple[int, int]]:
-        """(part, stage) of each of a copy's ranks that has a share of its loss."""
-        _, stages, parts = self.shape
-        return [(part, stages - 1) for part in range(parts)]
 
     def __str__(self) -> str:
         return str(self.model.split)

@@ -7,7 +7,6 @@ Model                  stage 0    F0 F1 B0 F2 B1 B2 step      in the layout's sc
 Devices that hold the same are run once.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -56,7 +55,6 @@ class ClaimRun:
     """What the devices that were run held, at the fullest instant of each moment."""
     refused: Refused | None
     """The MemoryError of the first device that was refused memory; None if none was."""
-    seconds: float
 
     @property
     def predicted_verdict(self) -> str:
@@ -134,7 +132,7 @@ def run_claim(
     case = MemoryCase(whole, layout, load_recipe(recipe), sequence, parse_bytes(capacity) // scale)
     workers = connect(cluster)
     _check(case, workers)
-    begun, refused = time.monotonic(), None
+    refused = None
     mesh = Mesh(workers, (1, 1, case.stages), slots=range(case.stages))
     try:
         done = run_ranks(run_device, mesh, case, timeout=seconds_of(timeout), again=True).results
@@ -142,14 +140,15 @@ def run_claim(
     except Refused as error:  # of one stage: it ends the run of all
         measured, refused = Ledger.of(error.rows), error.with_traceback(None)
     ledgers = case.predicted, case.simulated, measured
-    return ClaimRun(case, name, scale, *ledgers, refused, time.monotonic() - begun)
+    return ClaimRun(case, name, scale, *ledgers, refused)
 
 
 def _check(case: MemoryCase, cluster: Cluster) -> None:
     """Refuse what no code here executes, and a Model for which there are too few workers."""
     check_states(case.recipe)
-    if broken := next((rule for holds, rule in _rules(case) if not holds), None):
-        raise ConfigError(f"what can be run {broken}")
+    for holds, rule in _rules(case):
+        if not holds:
+            raise ConfigError(f"what can be run {rule}")
     if cluster.slots < case.stages:
         raise PlacementError(
             f"{case.stages} stages run at once, each on a worker, and the cluster has "

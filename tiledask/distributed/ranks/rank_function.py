@@ -117,5 +117,5 @@ def collected(parts: Sequence[RankResult], hosts: Sequence[str] = ()) -> Ranks:
                         f"{part.last}, of rank {other} {parts[other].last or 'none'}; let both "
                         f"make the same calls"
                     )
-    records = Records(tuple(record for part in parts for record in part.records))
+    records = Records(record for part in parts for record in part.records)
     return Ranks([part.result for part in parts], records, moves)

@@ -1,15 +1,11 @@
 """Every collective as a record: what it was, how much it moved and when; and their totals."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from tiledask.plan import html
 from tiledask.plan.collectives.algorithms import MADE_FROM
 from tiledask.plan.collectives.cost import cost
 from tiledask.plan.collectives.rows import halo_cost
-from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["Record", "Records", "Total"]
 
@@ -88,22 +84,13 @@ class Total(NamedTuple):
     """Seconds in collectives, waiting included."""
 
 
-@dataclass(frozen=True, repr=False)
-class Records:
+class Records(tuple[Record, ...]):
     """The records of all ranks of a run, rank after rank, each rank's in the order of its calls."""
-
-    rows: tuple[Record, ...]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self.rows)
 
     def where(self, label: str = "", **facts: Any) -> "Records":
         """The records with ``label`` in theirs, and equal to ``facts``: kind=, rank=, step=, ..."""
-        found = (r for r in self.rows if label in r.label)
-        return Records(tuple(r for r in found if all(getattr(r, n) == facts[n] for n in facts)))
+        found = (r for r in self if label in r.label)
+        return Records(r for r in found if all(getattr(r, n) == facts[n] for n in facts))
 
     def totals(self, *by: str) -> dict[Any, Total]:
         """The Total of each value of ``by``: "kind", "label", "rank", "step", ... in their order.
@@ -111,7 +98,7 @@ class Records:
         With several names the keys are tuples; with none there is one, for all.
         """
         found: dict[Any, Total] = {}
-        for r in self.rows:
+        for r in self:
             names = tuple(getattr(r, name) for name in by)
             key = names[0] if len(by) == 1 else names
             calls, sent, received, messages, seconds = found.get(key, Total())
@@ -123,7 +110,7 @@ class Records:
     def barriers(self) -> dict[int | None, int]:
         """step -> how often a rank had to wait for others in it: the most of any rank."""
         counts: dict[int | None, int] = {}
-        for r in self.rows:
+        for r in self:
             if r.barrier is not None:
                 counts[r.step] = max(counts.get(r.step, 0), r.barrier + 1)
         return counts
@@ -131,17 +118,9 @@ class Records:
     @property
     def mismatches(self) -> "Records":
         """The records whose counted bytes or messages are not those predicted; best none."""
-        return Records(tuple(r for r in self.rows if r.counted != r.predicted))
+        return Records(r for r in self if r.counted != r.predicted)
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{t.calls} {kind}" for kind, t in self.totals("kind").items())
-        sent, ranks = sum(r.sent for r in self.rows), len({r.rank for r in self.rows})
+        sent, ranks = sum(r.sent for r in self), len({r.rank for r in self})
         return f"Records({kinds or 'none'}; {sent:,} bytes sent by {ranks} ranks)"
-
-    def _repr_html_(self) -> str:
-        head = ("kind", "algorithm", "label", "calls", "sent", "received", "messages", "time")
-        rows = []
-        for names, t in self.totals("kind", "algorithm", "label").items():
-            moved = format_bytes(t.sent), format_bytes(t.received), t.messages
-            rows.append((*names, t.calls, *moved, format_seconds(t.seconds)))
-        return html.table(head, rows, repr(self))

@@ -1,7 +1,6 @@
 """Layers whose weights are sharded over the ranks of a group, forward and backward.
 
-layers.py      linear layers, feed-forward, attention, decoder block, embedding, loss
-tp_region.py   f and g: where sums are, forward and backward
+layers.py      sums, linear layers, feed-forward, attention, decoder block, embedding, loss
 propagate.py   what may be placed how, by one rule of letters
 run_layer.py   each layer is a program of one layer, run on the group
 weights.py     who holds what of all weights; checkpoints under another layout
@@ -17,10 +16,9 @@ replicated, a shard or a partial sum, and what would be silently wrong raises Pl
 be on every rank, or sharded along its tokens (sequence parallel): y is then placed as x is.
 """
 
-from tiledask.distributed.tensor import layers, placed, tp_region, weights
+from tiledask.distributed.tensor import layers, placed, weights
 from tiledask.distributed.tensor.layers import *  # noqa: F403
 from tiledask.distributed.tensor.placed import *  # noqa: F403
-from tiledask.distributed.tensor.tp_region import *  # noqa: F403
 from tiledask.distributed.tensor.weights import *  # noqa: F403
 
-__all__ = [*layers.__all__, *placed.__all__, *tp_region.__all__, *weights.__all__]
+__all__ = [*layers.__all__, *placed.__all__, *weights.__all__]

@@ -3,6 +3,11 @@
 column   x [.., in] --w[:, mine]--> y [.., mine]                   dx is a sum over ranks
 row      x [.., mine] --w[mine, :]--> partial sum of y [.., out]   y is a sum over ranks
 
+Every rank uses the same x, each for its own columns, so dx is the sum of what they find: the
+backward of f, which is nothing forward, must add. The y that each rank contributes to a sum moves
+the loss as much as the sum does, so dy goes back unchanged: the backward of g, the sum, must not
+add. Where it does, every rank gets t dy, and its dW is exactly t times too large.
+
 A feed-forward layer is a column and a row, with a sum each way; gate and up in one matrix have one
 sum of dx, apart they have two. Attention is by heads: each rank has some of the query heads, and
 the kv heads that these look at.
@@ -45,7 +50,7 @@ from tiledask.tile.layers.cross_entropy import check_count
 
 __all__ = ["DecoderBlock", "column_linear", "column_linear_grad", "cross_entropy"]
 __all__ += ["cross_entropy_grad", "decoder_block", "decoder_block_grad", "embedding"]
-__all__ += ["embedding_grad", "mlp", "mlp_grad", "row_linear", "row_linear_grad"]
+__all__ += ["embedding_grad", "g", "mlp", "mlp_grad", "row_linear", "row_linear_grad"]
 __all__ += ["self_attention", "self_attention_grad", "swiglu_mlp", "swiglu_mlp_grad"]
 
 AS_Y = "it is placed as y is"
@@ -63,8 +68,25 @@ ROWS = (
     "every rank has its own rows of w, shard(group, w, 0), which multiply its own columns of x: "
     "take shard(group, x, -1), or column_linear; b is on every rank, added once, after the sum"
 )
+TWICE = (
+    "it is the same on every rank, so its sum is {0} times too large; leave the all_reduce out. "
+    "If it is this rank's partial sum, say so: partial(x)"
+)
 ALONE = tile.Heads(1, 1, 1)
 TOKENS = "sum a Partial first, by g(group, x); of shards, only those of tokens go in and come out"
+
+
+def g(group: Group, y: Placed) -> Placed:
+    """The sum over the ranks of the Partial ``y``, Replicate. Refuses what is no partial sum.
+
+    >>> import numpy as np
+    >>> from tiledask.distributed.ranks.threads import run_threads
+    >>> from tiledask.distributed.tensor.placed import partial
+    >>> run_threads(lambda rank: g(rank.group(), partial(np.ones(1))).local.tolist(), 4).results
+    [[4.0], [4.0], [4.0], [4.0]]
+    """
+    need("g (all_reduce)", "y", y, (Partial,), TWICE.format(group.size))
+    return replicate(group.all_reduce(y.local) if group.size > 1 else y.local)
 
 
 # -- linear layers ---------------------------------------------------------------------------------

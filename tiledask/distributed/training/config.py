@@ -68,6 +68,8 @@ class RankConfig:
     """Those that are done now: more, once a worker was lost."""
     axes: ClassVar[tuple[int, int, int]] = (DATA, TENSOR, PIPELINE)
     """Of the mesh, for data, tensor and pipeline parallelism."""
+    loss_slices: ClassVar[slice] = slice(1)
+    """Of the tensor-parallel ranks, those whose losses are added up: here all have the same."""
     trainer: ClassVar[type[Trainer]] = Trainer
 
     def is_saved(self, done: int) -> bool:
@@ -166,25 +168,13 @@ class TrainingConfig(RankConfig, TrainingTerms):
             )
         return ids, targets
 
-    def with_loss(self) -> list[tuple[int, int]]:
-        """(tensor rank, pipeline rank) of each of a copy's that has a part of its loss; those of a
-        tensor-parallel group all have the same."""
-        return [(0, device) for device in self.schedule.holders(self.schedule.stages - 1)]
-
     def __str__(self) -> str:
         dp, tp, pp = self.shape
         return f"{dp * tp * pp} ranks (dp={dp}, tp={tp}, pp={pp})"
 
 
 def _shape_of(ranks: Any) -> tuple[int, int, int]:
-    """(dp, tp, pp), of three numbers or a mesh, whose axes may have other names but no other
-    order."""
-    names = getattr(ranks, "names", ())
-    if any(name in AXES and AXES[axis : axis + 1] != (name,) for axis, name in enumerate(names)):
-        raise ConfigError(
-            f"ranks are a mesh (dp, tp, pp) in this order, got one of {', '.join(names)}; "
-            f"td.Mesh(cluster, (...), names={AXES})"
-        )
+    """(dp, tp, pp), of three numbers or a mesh."""
     ranks = getattr(ranks, "shape", ranks)
     shape = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)
     if len(shape) != 3:

@@ -109,12 +109,11 @@ class Trained:
             import pandas as pd
 
         totals, barriers = self.records.totals("step"), self.records.barriers
-        each = ((step, totals.get(step, Total())) for step in self.recorded)
-        rows = {n: (total.sent, total.messages, barriers.get(n, 0)) for n, total in each}
-        names = ["bytes_sent", "messages", "barriers"]
-        counted = pd.DataFrame.from_dict(rows, "index", columns=names)
-        steps = pd.RangeIndex(self.config.first, self.config.first + len(self.losses), name="step")
-        frame = pd.DataFrame({"loss": self.losses}, steps).join(counted)
+        steps = pd.RangeIndex(self.config.first, self.config.steps, name="step")
+        frame = pd.DataFrame({"loss": self.losses}, steps)
+        moved = pd.DataFrame([totals.get(n, Total()) for n in self.recorded], self.recorded)
+        frame["bytes_sent"], frame["messages"] = moved["sent"], moved["messages"]
+        frame["barriers"] = pd.Series({n: barriers.get(n, 0) for n in self.recorded}, dtype=int)
         if len(self.norms):
             frame["norm"] = self.norms
         if self.config.scale is not None:
@@ -334,7 +333,8 @@ def _collected(
                 f"dp was not the same on both"
             )
     histories = {at: np.array(part.history).reshape(-1, 3).T for at, part in parts.items()}
-    losses = [histories[copy, *at][0] for copy, at in product(copies, config.with_loss())]
+    with_loss = product(copies, slices[config.loss_slices], devices)  # 0 where no loss is
+    losses = [histories[at][0] for at in with_loss]
     _, scales, norms = histories[0, 0, 0]
     guarded = config.scale is not None or config.clip is not None
     weights: dict[str, np.ndarray] = {}
