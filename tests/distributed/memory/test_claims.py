@@ -178,7 +178,7 @@ REFUSED = [
     ({"recipe": "lora"}, "adapter weights"),
     ({"recipe": "mixed-adam-8bit"}, "1 B of 'momentum'"),
     ({"what": DECODER, "recipe": "fp16-weights"}, "does not train"),
-    ({"what": DECODER, "recipe": "fsdp-adam"}, "computes with the weights that are kept"),
+    ({"what": DECODER, "recipe": "fsdp-adam"}, "computes with the weights it keeps"),
     ({"what": DECODER, "sequence": 65}, "64 learned positions"),
     ({"layout": Layout(cp=2)}, "cp=1"),
     ({"what": DECODER, "layout": Layout(dp=2)}, "dp=1, got 2"),

@@ -65,10 +65,6 @@ class LeNet:
 class LeNetTrainer(Trainer):
     """One rank's part of LeNet; FLOP are counted from the arrays that are multiplied."""
 
-    def step(self, batch: Any) -> float:
-        self.flops = 0
-        return super().step(batch)
-
     def _bind(self, op: Op, block: str, options: dict[str, Any]) -> Callable[..., Any]:
         kernel = super()._bind(op, block, options)
 
@@ -153,8 +149,6 @@ def train_lenet(
             f"LeNet takes images of {side} x {side} and up to {most} classes, got {data!r}; "
             f'td.load_images("digits") has such'
         )
-    whole_number("steps", steps, 0)
-    whole_number("batch", batch, 1, of="images")
     if dtype not in ("float32", "float64"):
         raise ConfigError(f"dtype is 'float32' or 'float64', got {dtype!r}")
     if mesh is not None and mesh.ranks != split.ranks:
@@ -170,11 +164,11 @@ def train_lenet(
         rule=rule,
         dtype=dtype,
         data=data,
-        steps=steps,
+        steps=whole_number("steps", steps, 0),
         seed=seed,
-        batch=batch,
+        batch=whole_number("batch", batch, 1, of="images"),
     )
-    program = making.lenet_program(split, batch, config.recipe, itemsize).check()
+    program = making.lenet_program(split, config.batch, config.recipe, itemsize).check()
     if mesh is not None:
         mesh = Mesh(mesh.cluster, split.shape, slots=mesh.at)
     return run_training(config, program, None, mesh, seconds_of(timeout))

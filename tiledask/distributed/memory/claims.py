@@ -171,8 +171,5 @@ def _rules(case: MemoryCase) -> Iterator[tuple[bool, str]]:
     most, length = model.learned_pos, case.sequence
     yield not most or length <= most, f"has {most} learned positions, got {length} tokens"
     yield recipe.trains, f"trains, and recipe {recipe.name!r} does not train"
-    yield (
-        recipe.weight_bytes == recipe.compute_bytes,
-        f"computes with the weights that are kept, and recipe {recipe.name!r} keeps weights of "
-        f"{recipe.weight_bytes} B and computes with {recipe.compute_bytes} B",
-    )
+    alike = recipe.weight_bytes == recipe.compute_bytes
+    yield alike, f"computes with the weights it keeps, and recipe {recipe.name!r} casts them"

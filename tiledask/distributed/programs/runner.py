@@ -192,7 +192,8 @@ class Interpreter:
         keep = buffer_of(brought) not in role.state.keys() | role.alias.keys()
         options = {"keep": keep, "concat_dim": op["dim"], "extents": op["extents"] or op["counts"]}
         args = {option: options.get(option, op[option]) for option in _TAKES[op.name]}
-        run = partial(getattr(self._together(op), op.name), **args)
+        members = self.program.members(self.index, op["axes"], op["among"])
+        run = partial(getattr(self._group(op["axes"], members), op.name), **args)
 
         def call(env: _Env) -> None:
             made = run(env[brought], label=call_label(self._label, op))
@@ -206,10 +207,6 @@ class Interpreter:
             self._keep(env, name, made)
 
         return call
-
-    def _together(self, op: Op) -> Any:
-        """Whom a collective is among."""
-        return self._group(op["axes"], self.program.members(self.index, op["axes"], op["among"]))
 
     def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> Group:
         if (axes, members) not in self._groups:

@@ -67,15 +67,13 @@ class Doing(NamedTuple):
 
 def mismatch(mine: CollectiveCall, other: CollectiveCall) -> CollectiveError:
     """The error of two ranks whose calls meet and are not the same collective."""
-    ours, theirs = dict(mine.same), dict(other.same)
+    ours, theirs = ({"kind": each.kind, **dict(each.same)} for each in (mine, other))
     names = [n for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)]
-    if mine.kind != other.kind:
-        what = "another kind of collective"
-    elif names:
-        shown = (f"{n}: {ours.get(n)} and {theirs.get(n)}" for n in names)
+    what = f"call {mine.number} met call {other.number}, so one of them left some out"
+    if names:
+        most = 1 if "kind" in names else None  # of two kinds nothing else is alike
+        shown = (f"{n}: {ours.get(n)} and {theirs.get(n)}" for n in names[:most])
         what = f"they differ in {'; '.join(shown)}"
-    else:
-        what = f"call {mine.number} met call {other.number}, so one of them left some out"
     return CollectiveError(
         f"rank {mine.rank} is in {mine}, and rank {other.rank} in {other}: {what}. All ranks of a "
         f"group make the same calls in the same order; look where these two labels are set, and "

@@ -38,9 +38,7 @@ class Threads(Transport):
     ) -> int:
         if not lend:
             parts = [np.array(part, order="C") for part in parts]
-        nbytes = 0
-        for part in parts:
-            nbytes += part.nbytes
+        nbytes = sum([part.nbytes for part in parts])
         self._everybody[to].arrive(key, note, parts, nbytes)  # notes are frozen values
         return nbytes
 

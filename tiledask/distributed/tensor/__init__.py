@@ -3,8 +3,7 @@
 layers.py      sums, linear layers, feed-forward, attention, decoder block, embedding, loss
 propagate.py   what may be placed how, by one rule of letters
 run_layer.py   each layer is a program of one layer, run on the group
-weights.py     who holds what of all weights; checkpoints under another layout
-placed.py      a block that says what it is a part of: an array, and a Tiling of plan/products
+placed.py      a block that says what it is a part of; weights dealt, and put together again
 
 One convention, that of tiledask/tile/layers, with the group before all:
 
@@ -16,9 +15,8 @@ replicated, a shard or a partial sum, and what would be silently wrong raises Pl
 be on every rank, or sharded along its tokens (sequence parallel): y is then placed as x is.
 """
 
-from tiledask.distributed.tensor import layers, placed, weights
+from tiledask.distributed.tensor import layers, placed
 from tiledask.distributed.tensor.layers import *  # noqa: F403
 from tiledask.distributed.tensor.placed import *  # noqa: F403
-from tiledask.distributed.tensor.weights import *  # noqa: F403
 
-__all__ = [*layers.__all__, *placed.__all__, *weights.__all__]
+__all__ = [*layers.__all__, *placed.__all__]

@@ -231,19 +231,14 @@ def recipe_for(rule: Rule, dtype: str, recipe: str | Recipe | None = None) -> Re
     size, used = as_dtype(dtype).itemsize, {"weights", "gradients", *rule.keeps}
     if recipe is not None:
         given = load_recipe(recipe)
-        if not given.compute_bytes == given.weight_bytes == size:
-            raise ConfigError(
-                f"recipe {given.name!r} keeps weights of {given.weight_bytes} B and computes with "
-                f"{given.compute_bytes} B, a number in {dtype} has {size} B; 'fp32-adam' is one "
-                f"for float32, 'mixed-adam-16' and 'mixed-adam-18' for float16 and bfloat16"
-            )
         check_states(given)
-        states = {s.tensor for s in given.states}
-        if states - {"master weights"} != used:
+        states = {s.tensor for s in given.states} - {"master weights"}
+        if {given.compute_bytes, given.weight_bytes} != {size} or states != used:
             raise ConfigError(
-                f"recipe {given.name!r} keeps {', '.join(sorted(states))}, and "
-                f"{type(rule).__name__} uses {', '.join(sorted(used))}, beside master weights if "
-                f"there are any; 'mixed-adam-16' and 'fp32-adam' can be trained by Adam"
+                f"recipe {given.name!r} keeps weights of {given.weight_bytes} B, computes with "
+                f"{given.compute_bytes} B and keeps {', '.join(sorted(states))}; a {dtype} has "
+                f"{size} B, and {type(rule).__name__} uses {', '.join(sorted(used))}. Of Adam "
+                f"'fp32-adam' is one for float32, 'mixed-adam-16' and 'mixed-adam-18' for halves"
             )
         return given
     usual = load_recipe("mixed-adam-16" if size == 2 else "fp32-adam")
