@@ -3,9 +3,11 @@
 from functools import cache
 from typing import Any, NamedTuple
 
+from tiledask.plan import html
 from tiledask.plan.collectives.algorithms import MADE_FROM
 from tiledask.plan.collectives.cost import cost
 from tiledask.plan.collectives.rows import halo_cost
+from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["Record", "Records", "Total"]
 
@@ -124,3 +126,11 @@ class Records(tuple[Record, ...]):
         kinds = ", ".join(f"{t.calls} {kind}" for kind, t in self.totals("kind").items())
         sent, ranks = sum(r.sent for r in self), len({r.rank for r in self})
         return f"Records({kinds or 'none'}; {sent:,} bytes sent by {ranks} ranks)"
+
+    def _repr_html_(self) -> str:
+        head = ("kind", "algorithm", "label", "calls", "sent", "received", "messages", "time")
+        rows = []
+        for names, t in self.totals("kind", "algorithm", "label").items():
+            moved = format_bytes(t.sent), format_bytes(t.received), t.messages
+            rows.append((*names, t.calls, *moved, format_seconds(t.seconds)))
+        return html.table(head, rows, repr(self))
