@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.elements import elements
 from oracles.waiting import wait_until
 
 from tiledask.distributed.out_of_core import multiply
@@ -45,8 +44,8 @@ def operands(folder, m, k, n, dtype="f4", lies=("C", "C"), scale=1):
 
 
 def check(c, a, b):
-    right = (elements(a).astype("f8") @ elements(b).astype("f8")).astype(a.dtype)
-    np.testing.assert_array_equal(elements(c), right)
+    right = (np.asarray(a).astype("f8") @ np.asarray(b).astype("f8")).astype(a.dtype)
+    np.testing.assert_array_equal(np.asarray(c), right)
     assert c.bytes_read.predicted == c.bytes_read.measured
     assert not os.path.exists(f"{c.path}.tiledask")
 
@@ -86,16 +85,17 @@ def test_a_result_is_created_and_never_overwritten_unasked(cluster, tmp_path, dt
     a, b = operands(tmp_path, 100, 90, 80, dtype, lies=("C", 32))
     c = multiply_stored(a, b, tmp_path / name, cluster, memory_limit="60MB")
     check(c, a, b)
-    np.testing.assert_array_equal(elements(open_array(tmp_path / name)), elements(c))
+    np.testing.assert_array_equal(np.asarray(open_array(tmp_path / name)), np.asarray(c))
     assert isinstance(c, StoredArray)
     assert c.seconds > 0
     one = stored(tmp_path / "e", np.eye(80, 7, dtype=dtype))
     for kernel in ("tiled", "loops"):
         d = multiply_stored(c, one, tmp_path / f"{kernel}.npy", cluster, kernel=kernel)
-        np.testing.assert_array_equal(elements(d), elements(c)[:, :7])
+        np.testing.assert_array_equal(np.asarray(d), np.asarray(c)[:, :7])
     with pytest.raises(ConfigError, match=r"exists and is no unfinished product; overwrite=True"):
         multiply_stored(a, b, c.path, cluster)
     check(multiply_stored(a, b, c.path, cluster, overwrite=True), a, b)
+    check(multiply_stored(a, b, open_array(c.path), cluster), a, b)  # what is given is to be filled
 
 
 @pytest.mark.few(1)
@@ -144,7 +144,7 @@ def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatc
     same_cuts = lambda problem, slots, limit: plan_cuts(problem, d.plan.cuts, slots, limit)  # noqa: E731
     monkeypatch.setattr(multiply, "plan_stream", same_cuts)
     whole = multiply_stored(a, b, tmp_path / "whole.npy", cluster, **SLOW | {"tile": 12})
-    assert elements(whole).tobytes() == elements(d).tobytes()
+    assert np.asarray(whole).tobytes() == np.asarray(d).tobytes()
 
 
 K = 450
@@ -224,7 +224,8 @@ def test_what_does_not_go_together(cluster, tmp_path):
     square = stored(tmp_path / "square", integers((30, 30), 3))
     for error, words, (x, y, z), options in [
         (PlacementError, "30 columns and B .* 20 rows", (a, a, out), {}),
-        (ConfigError, "is an operand", (a, square, a.path), {}),
+        (ConfigError, "is an operand", (a, square, a), {}),
+        (PlacementError, "name another file", (a, b, b), {}),
         (KernelError, "no tile to choose", (a, b, out), {"tile": 8}),
         (ConfigError, "a timeout is a number", (a, b, out), {"timeout": -1}),
         (DoesNotFitError, "allowed are 1 MB", (a, b, out), {"memory_limit": "1MB"}),
@@ -233,3 +234,9 @@ def test_what_does_not_go_together(cluster, tmp_path):
             multiply_stored(x, y, z, cluster, **options)
         assert not out.exists()
         assert not os.path.exists(f"{out}.tiledask")
+
+
+def test_an_operand_that_changes(cluster, tmp_path):
+    a, b = operands(tmp_path, 400, 400, 400)
+    with pytest.raises(ConfigError, match=r"an operand changed while it was multiplied: .* mixes"):
+        multiply_stored(a, b, tmp_path / "c.npy", cluster, progress=lambda *_: os.utime(b.path))

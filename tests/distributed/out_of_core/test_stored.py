@@ -10,7 +10,6 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.elements import elements
 
 from tiledask.distributed.out_of_core import npy
 from tiledask.distributed.out_of_core.stored import create_array, open_array
@@ -69,7 +68,7 @@ def test_regions_are_read_and_written_as_numpy_would(tmp_path, monkeypatch, kind
     x[20, 3] = 99
     assert array.stamp() != before
     check()
-    np.testing.assert_array_equal(elements(array), x)
+    np.testing.assert_array_equal(np.asarray(array), x)
     by_its_own = np.load(array.path) if kind == "npy" else zarr.open_array(array.path)[:]
     np.testing.assert_array_equal(by_its_own, x)
 
@@ -80,7 +79,7 @@ def test_a_new_array_is_all_zeros(tmp_path, name):
     array = create_array(tmp_path / name, SHAPE, "float64", chunks)
     assert open_array(array.path) == array == pickle.loads(pickle.dumps(array))
     assert array.chunks == (chunks and (6, 17))
-    np.testing.assert_array_equal(elements(array), np.zeros(SHAPE))
+    np.testing.assert_array_equal(np.asarray(array), np.zeros(SHAPE))
     with pytest.raises(ConfigError, match=r"exists; td\.open_array opens it"):
         create_array(array.path, SHAPE, "f8", chunks)
     Path(f"{array.path}.tiledask").touch()
@@ -93,8 +92,20 @@ def test_a_new_npy_file_takes_no_space_and_halves_are_rounded_as_they_are_writte
     array = create_array(tmp_path / "big.npy", (40_000, 50_000), "f2")
     assert os.stat(array.path).st_blocks * 512 < 10**5 < array.nbytes == 4 * 10**9
     array.write(((39_999, 40_000), (49_996, 50_000)), np.array([[1.0001, 1e9, -1e9, 2049]]))
-    last = elements(array, ((39_999, 40_000), (49_995, 50_000)))
+    last = array[39_999:, 49_995:]
     assert last.tolist() == [[0, 1, np.inf, -np.inf, 2048]]
+
+
+def test_indexing(tmp_path):
+    x = values()
+    array = open_array(store(tmp_path, x, "npy"))
+    for index in [np.s_[3], np.s_[-1, 2], np.s_[:4], np.s_[2:5, -3:], np.s_[:, 4], np.s_[9:2, :]]:
+        np.testing.assert_array_equal(array[index], x[index], strict=True)
+    for index in [np.s_[::2], np.s_[1, 2, 3], np.s_[23], np.s_[:, 17]]:
+        with pytest.raises((IndexError, ValueError)):
+            array[index]
+    with pytest.raises(ValueError, match="a copy"):
+        np.asarray(array, copy=False)
 
 
 def saved(x):
@@ -165,12 +176,12 @@ def test_a_missing_chunk_is_no_zeros_and_zeros_that_are_written_are_there(tmp_pa
     os.remove(chunk)
     array = open_array(path)
     with pytest.raises(ConfigError, match=rf"{chunk}, a chunk, is missing; write"):
-        elements(array, ONE)
+        array[11, 5]
     with pytest.raises(ConfigError, match="is missing"):  # the rest of it would be made up
         array.write(ONE, np.ones((1, 1)))
-    np.testing.assert_array_equal(elements(array, ((0, 5), (0, 17))), x[:5])
+    np.testing.assert_array_equal(array[:5], x[:5])
     array.write(WHOLE, np.zeros(SHAPE, "f4"))
-    assert not elements(open_array(array.path)).any()
+    assert not np.asarray(open_array(array.path)).any()
 
 
 def test_what_was_damaged_since_is_refused(tmp_path):
@@ -181,11 +192,11 @@ def test_what_was_damaged_since_is_refused(tmp_path):
     held[len(held) // 2] ^= 1
     chunk.write_bytes(held)
     with pytest.raises(ConfigError, match=r"c\.zarr is damaged .*; write it again"):
-        elements(array, ONE)
+        array[11, 5]
     array = create_array(tmp_path / "c.npy", SHAPE, "f4")
     os.truncate(array.path, 400)
     with pytest.raises(ConfigError, match=r"c\.npy cannot be read as \.npy.*cut short"):
-        elements(array, ONE)
+        array[11, 5]
 
 
 @pytest.mark.parametrize("name", ["c.npy", "c.zarr"])

@@ -72,7 +72,7 @@ class StoredProduct(StoredArray):
 def multiply_stored(
     a: StoredArray,
     b: StoredArray,
-    out: str | os.PathLike[str],
+    out: StoredArray | str | os.PathLike[str],
     cluster: Cluster | Client | str,
     *,
     kernel: str = "blas",
@@ -89,8 +89,9 @@ def multiply_stored(
         Its workers must find A, B and the result where they are here: on several hosts, on a file
         system that all share. ConfigError names the host that does not.
     out
-        A path, .npy or .zarr, which is created; if it exists and is no unfinished product only
-        with ``overwrite``. One call at a time works on it.
+        A path, .npy or .zarr, which is created, if it exists and is no unfinished product only
+        with ``overwrite``; or a StoredArray, whose elements are replaced. One call at a time works
+        on it.
     kernel, tile
         How each worker multiplies its panels: see ``td.tile.matmul``.
     memory_limit
@@ -106,8 +107,8 @@ def multiply_stored(
         operands and kernel are the same (otherwise ConfigError). False starts over.
 
     The same plan gives the same bits, interrupted or not. Raises DoesNotFitError before anything
-    runs if no tiles fit, ConfigError if ``out`` is an operand or its disk is full. After an error,
-    an interrupt or a timeout the same call goes on. A and B must stay as they are meanwhile.
+    runs if no tiles fit, ConfigError if ``out`` is an operand, its disk is full, or an operand
+    changes meanwhile. After an error, an interrupt or a timeout the same call goes on.
     """
     cluster = connect(cluster)
     check_kernel(kernel, cluster.backend)
@@ -128,11 +129,14 @@ def multiply_stored(
     workspace(1, 1, 1, a.dtype.itemsize, kernel, tile)  # raises for what does not go together
     slow = DEADLINE + 2 * m * n * k / cluster.slots / _SLOW
     seconds = slow if timeout is None else seconds_of(timeout)
-    c = describe(out, (m, n), a.dtype)
+    given = isinstance(out, StoredArray)
+    c = open_array(out.path) if isinstance(out, StoredArray) else describe(out, (m, n), a.dtype)
+    if (c.shape, c.dtype) != ((m, n), a.dtype):
+        raise PlacementError(f"A @ B is {(m, n)} {a.dtype}, got {c}; name another file")
     journal, there = journal_of(c.path), os.path.exists(c.path)
     if there and any(os.path.samefile(c.path, x.path) for x in (a, b)):
         raise ConfigError(f"the result {c.path} is an operand; name another file")
-    if there and not (journal.exists() or overwrite):
+    if there and not (given or journal.exists() or overwrite):
         raise ConfigError(
             f"{c.path} exists and is no unfinished product; overwrite=True replaces it, "
             f"td.open_array opens it"
@@ -145,8 +149,14 @@ def multiply_stored(
     plan = _planned(product, cluster, memory_limit, cuts, timeout).remaining(finished)
     if not goes_on:
         append(journal, {**about, "cuts": astuple(plan.cuts)}, "w")
-        materialize(c)
+        if not given:
+            materialize(c)
     nbytes, counted = _run(cluster, product, plan, journal, seconds, progress)
+    if (a.stamp(), b.stamp()) != (about["A"], about["B"]):
+        raise ConfigError(
+            f"an operand changed while it was multiplied: {c.path} mixes before and after; run it "
+            f"again with resume=False"
+        )
     journal.unlink()
     return StoredProduct(
         *(c.path, c.shape, c.dtype, c.chunks),

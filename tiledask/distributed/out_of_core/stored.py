@@ -38,7 +38,7 @@ CHUNK = 1024
 class StoredArray:
     """A matrix in a file, of which regions are read and written. Nothing is open or loaded.
 
-    ``numpy.load(array.path, mmap_mode="r")`` or ``zarr.open_array(array.path)`` is an array of it.
+    ``array[:10, 5]`` is a NumPy array of those elements.
     """
 
     path: str
@@ -89,6 +89,24 @@ class StoredArray:
         changed = max((stat.st_mtime_ns for stat in stats), default=0)
         nbytes = sum(stat.st_size for stat in stats)
         return f"{self}, {len(stats)} files of {nbytes} bytes, changed at {changed}"
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        both = index if isinstance(index, tuple) else (index,)
+        both = (*both, *[slice(None)] * (2 - len(both)))
+        parts = [range(n)[i] for n, i in zip(self.shape, both, strict=True)]
+        spans = [part if isinstance(part, range) else range(part, part + 1) for part in parts]
+        if any(span.step != 1 for span in spans):
+            raise IndexError(f"regions are read without steps, got {index}; read them and slice")
+        rows, columns = ((span.start, max(span.start, span.stop)) for span in spans)
+        out = np.empty(extents_of((rows, columns)), self.dtype)
+        self.read((rows, columns), out)
+        found: np.ndarray = out[tuple(slice(None) if isinstance(p, range) else 0 for p in parts)]
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError(f"{self.path} is in a file: an array of it is a copy")
+        return self[:, :].astype(dtype or self.dtype, copy=False)
 
     def _check(self, region: Region, block: np.ndarray, plain: bool = True) -> None:
         inside = all(0 <= a <= b <= n for (a, b), n in zip(region, self.shape, strict=True))
