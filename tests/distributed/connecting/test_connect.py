@@ -114,7 +114,7 @@ def test_a_client_has_one_cluster_and_keeps_everything_of_its_own(client, dask):
         assert td.Mesh(client, 2).cluster is cluster is td.connect(client)
         assert td.connect(dask.address) is cluster
         assert cluster.slots == 2
-        assert slots_of(client) == [["beside0", "slot0"], ["beside1", "slot1"]]
+        assert slots_of(client) == [["slot0"], ["slot1"]]
         assert the_default() is default
         assert of_user(client) == before
     finally:
@@ -193,7 +193,7 @@ def test_slots_of_a_client_that_did_not_say_goodbye_are_the_next_ones(dask, clie
         left.check_alive()
     with td.connect(client, timeout=240) as cluster:
         assert cluster.slots == 2
-        assert slots_of(client) == [["beside0", "slot0"], ["beside1", "slot1"]]
+        assert slots_of(client) == [["slot0"], ["slot1"]]
         Event("end", client=client).set()
         A = td.distribute(np.eye(4), td.Mesh(cluster, (2,)), [td.Shard(0)])
         assert td.to_numpy(A @ A).trace() == 4

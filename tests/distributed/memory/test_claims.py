@@ -14,7 +14,7 @@ from oracles.memory_claims import CASES, DECODER, LAYER
 
 import tiledask as td
 from tiledask.distributed.memory import device_run
-from tiledask.distributed.memory.claims import run_claim
+from tiledask.distributed.memory.claims import TOLERANCE, run_claim
 from tiledask.distributed.memory.device_run import MemoryCase, run_device
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError, PlacementError
@@ -143,17 +143,20 @@ def test_what_fits_and_what_raises(cluster, title):
     table = compare_claims(title, runs)
     assert table.ok, table.to_text()
     for run in runs.values():
+        assert run.agrees
+        assert run.ratio == (None if run.refused else pytest.approx(1, abs=TOLERANCE))
         assert run.refused is None or run.refused.needed > run.case.capacity
         assert run.measured.peak <= run.case.capacity
 
 
 @pytest.mark.cluster
 def test_a_recipe_that_keeps_18_bytes_where_16_are_predicted_is_noticed(cluster):
-    for capacity, refused in ("1TB", False), ("17GB", True):
+    for capacity, ratio in ("1TB", 18 / 16), ("17GB", None):
         run = run_claim(10**9, Layout(), capacity, cluster, recipe="mixed-adam-18")
+        assert run.agrees
         predicted = replace(run.case, recipe=load_recipe("mixed-adam-16")).predicted
         told = replace(run, predicted=predicted)
-        assert (told.predicted_verdict, bool(told.refused)) == ("fits", refused)
+        assert (told.ratio, told.predicted_verdict, told.agrees) == (ratio, "fits", False)
         assert not compare_claims("18 for 16", {"told": told}).ok
 
 

@@ -80,8 +80,6 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
     """Seconds since 1970."""
     counting: threading.Lock = field(default_factory=threading.Lock, init=False)
     """Held while transfers and memory are counted: one operation at a time."""
-    transport: str = field(default="", init=False)
-    """How blocks are read from other workers: see `transport_of`; empty until the first is."""
     rates: dict[str, Any] = field(default_factory=dict, init=False)
     """Element type -> its measured `tiledask.plan.products.cost.MachineRates`."""
 
@@ -170,14 +168,11 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         function: Callable[..., Any],
         *args: Any,
         name: str = "task",
-        beside: bool = False,
     ) -> Future[Any]:
         """A Future of ``function(*args)``, run by the worker in ``slot`` and nowhere else.
 
-        A slot computes one task at a time. Tasks that only hand data over run ``beside``, one
-        at a time too, so that no other slot waits for them until a computation ends.
-        ``name`` is the task's name and colour on the dashboard. While the slot has no worker the
-        task waits.
+        A slot computes one task at a time. ``name`` is the task's name and colour on the dashboard.
+        While the slot has no worker the task waits.
         """
         self.check_alive()
         if not is_whole(slot, 0, self.slots - 1):
@@ -190,7 +185,7 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
             function,
             *args,
             key=f"{name}-{uuid.uuid4().hex}-{int(slot)}",
-            resources={f"{'beside' if beside else 'slot'}{int(slot)}": 1},
+            resources={f"slot{int(slot)}": 1},
             pure=False,
         )
         vars(future)["slot"] = int(slot)

@@ -16,10 +16,8 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["MEMORIES", "TO_MAKE_AGAIN", "Call", "Counted", "counting"]
+__all__ = ["MEMORIES", "Call", "Counted", "counting"]
 
-TO_MAKE_AGAIN = "to_make_again"
-"""Name of tasks without a result, which only say what depends on what: they are not counted."""
 MEMORIES: dict[str, Any] = {"numpy": host_memory, "cupy": device_memory}
 """What counts the memory of blocks, by their arrays."""
 ANSWER = 20.0
@@ -146,7 +144,6 @@ async def _report(
         (entry["who"], nbytes)
         for entry in log[_marks.pop(token, 0) :]
         for key, nbytes in entry["keys"].items()
-        if not key.startswith(f"{TO_MAKE_AGAIN}-")
     ]
     return dask_worker.address, peak, came, await _called(last, dask_worker)
 

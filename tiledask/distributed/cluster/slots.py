@@ -1,7 +1,7 @@
 """Slots: the scheduler numbers its workers, and each worker gets what tiledask needs.
 
     scheduler   Slots     worker -> slot; one that comes takes the lowest number that is free
-    worker      Equip     asks for its slot, and has the resources slot3 and beside3 from then on
+    worker      Equip     asks for its slot, and has the resource slot3 from then on
 
 Both are plugins of Dask's, so a worker that replaces another comes back to its slot. On workers
 that somebody else started they stay, in nobody's way: whoever connects when no other client has
@@ -13,7 +13,6 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -29,6 +28,7 @@ from threadpoolctl import threadpool_limits
 from tiledask.distributed.cluster import device_arrays, device_memory, host_memory
 from tiledask.distributed.cluster.cluster import PAGE
 from tiledask.distributed.cluster.spool import AS_HOST, this_host
+from tiledask.distributed.cluster.tasks import slot_named, slot_on
 from tiledask.tile import matmul
 
 __all__ = ["BLAS_THREADS", "Equip", "Slots", "join", "warm_up"]
@@ -39,12 +39,6 @@ _PAGE_MODULE = "tiledask.lab.dashboard"
 """What people look at: loaded on the scheduler by this name, and imported nowhere below it."""
 _TRANSFERS = 100_000
 """Transfers that a worker remembers: they are counted."""
-_KINDS = "slot", "beside"
-
-
-def _slotted(resources: Iterable[str]) -> list[str]:
-    """Those of a worker's resources that belong to a slot."""
-    return [name for name in resources if name.rstrip("0123456789") in _KINDS]
 
 
 class Slots(SchedulerPlugin):
@@ -87,12 +81,12 @@ class Slots(SchedulerPlugin):
         scheduler = self.scheduler
         if known := scheduler.workers.get(address):
             # not Dask's set_resources: it forgets what of the worker's other resources is in use
-            for name in _slotted(known.resources):
-                del known.resources[name], scheduler.resources[name][address]
-            for name in (f"{kind}{self.slots[address]}" for kind in _KINDS):
-                known.resources[name] = 1
-                known.used_resources.setdefault(name, 0)
-                scheduler.resources.setdefault(name, {})[address] = 1
+            if (former := slot_named(known.resources)) >= 0:
+                del known.resources[f"slot{former}"], scheduler.resources[f"slot{former}"][address]
+            name = f"slot{self.slots[address]}"
+            known.resources[name] = 1
+            known.used_resources.setdefault(name, 0)
+            scheduler.resources.setdefault(name, {})[address] = 1
             unrunnable = scheduler.bulk_schedule_unrunnable_after_adding_worker(known)
             scheduler.transitions(unrunnable, f"tiledask-ready-{time()}")
 
@@ -165,11 +159,10 @@ class Equip(WorkerPlugin):
                 await asyncio.gather(*(start(pool, together) for _ in range(size)))
             host_memory.cap_memory(self.cap)
         state = worker.state
-        for name in _slotted(state.total_resources):
-            del state.total_resources[name]
-        for name in (f"{kind}{slot}" for kind in _KINDS):
-            state.total_resources[name] = 1
-            state.available_resources.setdefault(name, 1)  # 0: a task of an earlier client ends yet
+        state.total_resources.pop(f"slot{slot_on(worker)}", None)
+        state.total_resources[f"slot{slot}"] = 1
+        # 0: a task of an earlier client ends yet
+        state.available_resources.setdefault(f"slot{slot}", 1)
         await worker.scheduler.tiledask_ready(address=worker.address)
 
 

@@ -149,7 +149,7 @@ def start_cluster(
     options: dict[str, Any] = {
         "n_workers": 0,
         "host": _HOST,
-        "threads_per_worker": 2,  # one computes, one hands data over beside it
+        "threads_per_worker": 1,
         "memory_limit": host,
         "dashboard_address": f"{_HOST}:{port or 0}",
         "scheduler_kwargs": {"dashboard": port is not None},

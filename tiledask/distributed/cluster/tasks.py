@@ -27,7 +27,7 @@ _NEWS = 50
 def slot_named(resources: Iterable[str]) -> int:
     """The slot of a worker that has these resources; -1 if it is in none.
 
-    >>> slot_named(["GPU", "slot12", "beside12"]), slot_named(["slots"])
+    >>> slot_named(["GPU", "slot12"]), slot_named(["slots"])
     (12, -1)
     """
     named = (name.removeprefix("slot") for name in resources if name.startswith("slot"))

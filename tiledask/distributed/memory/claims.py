@@ -72,6 +72,20 @@ class ClaimRun:
         ran, said = self.measured.per_place, self.predicted.per_place
         return max(ran, key=lambda stage: abs(ran[stage] / said[stage] - 1))
 
+    @property
+    def ratio(self) -> float | None:
+        """Measured peak over predicted peak, of the stage where they differ most; None if a
+        device was refused memory: then nobody saw its peak."""
+        if self.refused:
+            return None
+        return self.measured.per_place[self.widest] / self.predicted.per_place[self.widest]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both verdicts are the same, and all peaks within TOLERANCE if it ran."""
+        same = self.predicted_verdict == self.executed_verdict
+        return same and (self.ratio is None or abs(self.ratio - 1) <= TOLERANCE)
+
     def __repr__(self) -> str:
         found = f"measured {format_bytes(self.measured.peak)}"
         if self.refused:
