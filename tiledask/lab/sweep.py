@@ -3,20 +3,17 @@
     a device's share of the model takes 1 s forward and 2 s back, half of them for the weights;
     a schedule with v chunks per device cuts that share in v equal stages
 
-So every schedule has the same work, and idle time can be compared. `timeline_of` is Table 5 of the
-Zero Bubble paper (arXiv 2401.10241), row by row: by the times that the paper measured (Table 9).
-Its rate is taken over the largest span of a device, from its first action to its last, not over
-the makespan: `Timeline.span_bubble`.
+So every schedule has the same work, and idle time can be compared.
 """
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import tiledask as td
 from tiledask.plan.pipelines.schedules import V_SHAPED, schedule, schedules
 
-__all__ = ["compare_schedules", "same_work", "schedule_on", "timeline_of"]
+__all__ = ["compare_schedules", "same_work", "schedule_on"]
 
 
 def schedule_on(
@@ -78,26 +75,3 @@ def compare_schedules(
             "messages": int(td.program(built).traffic.messages.sum()),
         }
     return rows
-
-
-PAPERS = {"forward": "T_F", "backward_input": "T_B", "backward_weight": "T_W", "latency": "T_comm"}
-"""Times as `simulate` takes them -> the paper's, in milliseconds."""
-
-
-def timeline_of(inputs: Mapping[str, Any], **instead: float) -> td.Timeline:
-    """The simulated Timeline of a row: ``inputs`` of a case in data/published/schedule.json.
-
-    ``instead``: seconds to simulate with instead of the row's.
-    """
-    name, p, m = inputs["schedule"].lower(), inputs["p"], inputs["m"]
-    row: dict[str, Any] = {ours: inputs[theirs] / 1000 for ours, theirs in PAPERS.items()}
-    times = row | instead
-    if name == "1f1b-i":
-        v = inputs["v"]
-        chunk = {kind: t if kind == "latency" else t / v for kind, t in times.items()}
-        return td.simulate(schedule("interleaved", p * v, m, devices=p), **chunk)
-    if name in ("zb-1p", "zb-2p"):
-        held, limit = inputs["M_B"], inputs["M_limit_over_M_B"] * inputs["M_B"]
-        row |= {"activation": held, "weight_part": inputs["M_W"], "memory_limit": limit}
-        return td.simulate(schedule("zb-auto", p, m, **row), **times)
-    return td.simulate(schedule(name, p, m), **times)

@@ -20,7 +20,6 @@ OF_KIND = {
     "partition": "24-memory-cap",
     "choice": "five-percent-idle",
     "order": "shifted-by-one",
-    "composition": "everything-at-once",
 }
 
 
@@ -89,8 +88,6 @@ BAD = [
     ("choice", {"inputs__open__schedule": ["dualpipe"], "inputs__devices": 3}, "none of the"),
     ("order", {"inputs__microbatches": 40}, "160; the best order is proven for up to 48"),
     ("order", {"inputs__place": [0, 2]}, "place has the rank, from 0, of each of 4 stages"),
-    ("composition", {"inputs__weights": "3 x 1 GB"}, "3 weights for 24 layers"),
-    ("composition", {"inputs__capacity": "2 GB"}, "no split fits with any schedule"),
 ]
 
 

@@ -58,8 +58,6 @@ WRONG = [
     ("order-on-2", text("zb-h1", 2, 4), "one piece here"),
     ("order-on-2", text("chimera", 2, 4), "every stage is on one device here; got 2 replicas"),
     ("order-on-2", ONE_F.replace("1B0,1F1", "(1F1;1B0)OVERLAP_F_B"), "one action at a time"),
-    ("partition-and-schedule", EVEN + " ; gpipe", "over memory: device 0 holds 19 GB"),
-    ("partition-and-schedule", EVEN + " ; 0F0,0B0;1F0,1B0", "has 2 stages and 1 micro-batches"),
 ]
 """More of them are in tests/golden/judged.json.gz."""
 
@@ -89,8 +87,8 @@ def test_what_is_not_ambiguous_is_read():
 
 
 def test_stars_and_scores():
-    def score(got, **more):
-        return Result("x", True, True, "", (Target("seconds", 18, got, 16, **more),))
+    def score(got):
+        return Result("x", True, True, "", (Target("seconds", 18, got, 16),))
 
     assert [score(got).stars for got in (16, 17, 20)] == [3, 2, 1]
     assert score(17).score == "★★☆ solved; seconds 6.2 % above the best possible"
@@ -103,8 +101,3 @@ def test_stars_and_scores():
     solved = with_targets(load_puzzle("24-uneven"), bottleneck=9).check(EVEN)
     assert "29 % above the best possible" in solved.score
     assert solved.to_dict()["targets"][1]["gap"] == pytest.approx(2 / 7)
-    table = {"yardstick": "best of the table"}
-    assert score(16, **table).score == "★★★ as good as the best of the table"
-    assert score(15, **table).score == "★★★ better than the best of the table"
-    puzzle = load_puzzle("everything-at-once")  # its yardstick is a search, and the score says so
-    assert puzzle.check(puzzle.solve()).score == score(16, **table).score

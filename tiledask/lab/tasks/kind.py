@@ -10,7 +10,6 @@ best(inputs, targets)     for each target, the least that an answer reaches whic
 solve(inputs, targets)    the answer to try for these targets, as people write it; None: none is
 runs(inputs, answer)      by name the runs of an answer that can run, legal or not, its own first;
                           without it, what is drawn is layers on devices
-YARDSTICK                 what ``best`` is, where it is no proof and an answer may beat it
 """
 
 import json

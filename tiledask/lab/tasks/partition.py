@@ -13,7 +13,7 @@ from tiledask.plan.splitting.partition import (
     stage_name,
 )
 
-__all__ = ["best", "check_inputs", "legal", "measure", "read", "solve"]
+__all__ = ["best", "check_inputs", "measure", "read", "solve"]
 
 
 def _stages(inputs: Inputs) -> int:
@@ -26,23 +26,18 @@ def _best_cut(inputs: Inputs) -> Partition:
     return partition(stages=_stages(inputs), **given)
 
 
-def legal(answer: Any, stages: int, **numbers: Any) -> Verdict:
-    """The verdict of `judge` on ``answer``: ConfigError for what is none, PartitionError with the
-    rule that it breaks."""
-    layers = numbers.get("layers") or len(numbers["costs"])
+def read(inputs: Inputs, answer: Any) -> Verdict:
+    """The verdict of `judge`: ConfigError for what is no answer, PartitionError with the rule that
+    it breaks."""
+    given = {name: value for name, value in inputs.items() if name != "shown"}
     try:
-        groups = read_assignment(answer, layers, stages)
+        groups = read_assignment(answer, len(inputs["costs"]), _stages(inputs))
     except PartitionError as error:
         raise ConfigError(f"{error}") from None
-    verdict = judge(groups, **numbers)
+    verdict = judge(groups, **{"chunks": 1} | given)
     if not verdict:
         raise PartitionError(f"{verdict.rule}. {verdict.reason}")
     return verdict
-
-
-def read(inputs: Inputs, answer: Any) -> Verdict:
-    given = {name: value for name, value in inputs.items() if name != "shown"}
-    return legal(answer, _stages(inputs), **{"chunks": 1} | given)
 
 
 def measure(inputs: Inputs, verdict: Verdict) -> Measured:

@@ -12,9 +12,9 @@ from typing import Any
 from tiledask.errors import ConfigError, RuleError, short
 from tiledask.lab.commands.partition import cut_text
 from tiledask.lab.course.question import Input
-from tiledask.lab.tasks import choice, composition, order, partition
+from tiledask.lab.tasks import choice, order, partition
 from tiledask.lab.tasks.kind import INPUTS, Inputs, read_open, run_text
-from tiledask.lab.tasks.result import LEAST, OPTIMUM, Target
+from tiledask.lab.tasks.result import LEAST, Target
 from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.data import Fields, meant, names, read, read_named, shipped_json
 from tiledask.plan.units import format_bytes
@@ -23,12 +23,7 @@ from tiledask.plan.whole import is_whole
 __all__ = ["KINDS", "load_puzzle", "puzzle_levels", "puzzle_names"]
 
 _NUMBER, _LEAST = Input(0.0, "a number", 0), Input(LEAST, "the least that will do")
-KINDS: dict[str, Any] = {
-    "partition": partition,
-    "choice": choice,
-    "order": order,
-    "composition": composition,
-}
+KINDS: dict[str, Any] = {"partition": partition, "choice": choice, "order": order}
 """Kind -> the module with its functions, as kind.py says."""
 
 
@@ -121,7 +116,7 @@ def _functions(
     """What judges an answer, finds one and draws one, by fields of a JudgedTask. ``measures``: name
     in the file -> name for people."""
     secret = [measure for measure, most in targets.items() if most == LEAST]
-    yardstick, its_runs = getattr(kind, "YARDSTICK", OPTIMUM), getattr(kind, "runs", None)
+    its_runs = getattr(kind, "runs", None)
 
     @cache
     def limits() -> dict[str, float]:
@@ -137,7 +132,7 @@ def _functions(
         best = {} if unsaid else kind.best(inputs, limits())
         for measure, most in limits().items():
             got, why = measured[measure]
-            about = measures[measure], most, got, best.get(measure), yardstick
+            about = measures[measure], most, got, best.get(measure)
             found.append(Target(*about, measure in secret, why))
         return found
 

@@ -6,11 +6,10 @@ from typing import Any
 
 from tiledask.plan.tables import Part, Printable, Table
 
-__all__ = ["LEAST", "OPTIMUM", "WRONG", "Result", "Target", "UnsolvedError", "number", "within"]
+__all__ = ["LEAST", "WRONG", "Result", "Target", "UnsolvedError", "number", "within"]
 
 LEAST = "least"
 """Stands in a file for a target that is worked out, where the number would be the answer."""
-OPTIMUM = "best possible"
 _NEAR = 0.1
 """Up to which share above its target an answer is near."""
 _FEW = 100
@@ -35,8 +34,6 @@ class Target:
     best: float | None = None
     """What any legal answer that meets the other targets may reach; None if not a question, or if
     it would tell a number that is asked for."""
-    yardstick: str = OPTIMUM
-    """What ``best`` is; of a search it may be beaten."""
     least: bool = False
     """Asked for is the least there is, and the number is the answer: only who gives it reads it."""
     why: str = ""
@@ -70,9 +67,8 @@ class Target:
     @property
     def beside(self) -> str:
         """The best in words, for whoever has solved it; empty where it says nothing."""
-        if self.hidden or self.best is None or not within(self.best, self.got):
-            return ""
-        return f"{self.best:g}" + ("" if self.yardstick == OPTIMUM else f" ({self.yardstick})")
+        says = not self.hidden and self.best is not None and within(self.best, self.got)
+        return f"{self.best:g}" if says else ""
 
     @property
     def offence(self) -> str:
@@ -156,15 +152,11 @@ class Result(Printable):
             return ""
         best = "right" if self.targets[0].name == WRONG else "as good as can be"
         words = ("not yet", "legal", "solved", best)[self.stars]
-        searched = next((t for t in self.targets if t.yardstick != OPTIMUM), None)
-        if self.stars == 3 and searched and searched.best is not None:
-            ahead = not within(searched.best, searched.got)
-            words = f"{'better than' if ahead else 'as good as'} the {searched.yardstick}"
-        gaps = [(t.gap, t.name, t.yardstick) for t in self.targets if t.gap]
+        gaps = [(t.gap, t.name) for t in self.targets if t.gap]
         if self.stars == 2 and gaps:
-            gap, name, yardstick = max(gaps)
+            gap, name = max(gaps)
             share = f"{100 * gap:.{int(gap < _NEAR)}f}".removesuffix(".0")
-            words += f"; {name} {share} % above the {yardstick}"
+            words += f"; {name} {share} % above the best possible"
         return f"{'★' * self.stars}{'☆' * (3 - self.stars)} {words}"
 
     def require(self) -> None:
@@ -182,7 +174,6 @@ class Result(Printable):
                 "got": t.got,
                 "met": t.met,
                 "best": t.best if self and not t.hidden else None,
-                "yardstick": t.yardstick,
                 "gap": t.gap if self else None,
             }
             for t in self.targets
