@@ -42,7 +42,6 @@ MISTAKES = [
     ("idle 1f1b 4", "needs MICROBATCHES behind it, such as: tiledask idle 1f1b 4 8"),
     ("idle 4 8", "the schedule's name comes first"),
     ("idle", "--diagnose TRACE"),
-    ("idle 1f1b 8 4 --devices 4", "8 behind the schedule's name and 4 behind --devices"),
     ("idle 1f1b 4 8 --chunks 2", "any number of them have interleaved"),
     ("idle dualpipe 3 8", "3 devices have none; use 4 stages"),
     ("idle 1f1b 0 8", "DEVICES must be a whole number of 1 or more"),
@@ -79,7 +78,7 @@ MISTAKES = [
     ("ask 99", "there are 1 to 39"),
     ("ask 22 --set microbatches=3 replicas=4", "take an even number, such as microbatches=4"),
     # puzzle
-    ("puzzle 99", "no level 99; the levels are 1 to 26"),
+    ("puzzle 99", "no level 99; the levels are 1 to 19"),
     ("puzzle 24-on-5", "did you mean '24-on-4'"),
     ("puzzle nope", "such as 24-on-4, idle-1 to idle-12, cannon, "),
     ("puzzle 24-on-4 --seed 3", "a seed draws the numbers of idle-1 to idle-12"),

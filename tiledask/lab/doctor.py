@@ -14,9 +14,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiledask.extras import install
 from tiledask.plan.tables import MARKS, Part, Table
@@ -31,7 +30,6 @@ PACKAGES = (
     ("NumPy", "tiles on the CPU; workers have one BLAS thread each", "numpy", "run", 0),
     ("JupyterLab", "the walkthroughs", "jupyterlab", "lab", 0),
     ("Dask panels", "the dashboard inside JupyterLab", "dask-labextension", "lab", 0),
-    ("NVRTC", "compiling CUDA C++, also without a GPU", "nvidia-cuda-nvrtc", "test", 0),
     ("CuPy", "tiles on a GPU", "cupy-cuda13x", "gpu", 1),
     ("Dask-CUDA", "GPU workers", "dask-cuda", "gpu", 1),
     ("RMM", "what Dask-CUDA needs", "rmm-cu13", "gpu", 1),
@@ -41,8 +39,7 @@ Found = tuple[str, ...]
 """The state, what was found, and perhaps what helps."""
 
 
-@dataclass(frozen=True)
-class MachineCheck:
+class MachineCheck(NamedTuple):
     """One thing that was looked for."""
 
     name: str
@@ -68,7 +65,6 @@ def examine() -> list[MachineCheck]:
         _careful("Python", "everything; 3.11 to 3.13", _python),
         _careful("memory", "blocks; workers share it evenly", _memory),
         _careful("temporary disk", "spooled arrays, spilled blocks", _disk),
-        _careful("g++", "checking CUDA kernels on the CPU", _compiler),
         *(_careful(name, use, _package, gpu, *about) for name, use, *about in PACKAGES),
         _careful("GPU", "one worker per GPU", _gpu, gpu),
         _careful("workers", "td.start_cluster() without arguments", _workers, gpu),
@@ -113,11 +109,6 @@ def _memory() -> Found:
 def _disk() -> Found:
     folder = tempfile.gettempdir()
     return "ok", f"{format_bytes(shutil.disk_usage(folder).free)} free in {folder} (TMPDIR)"
-
-
-def _compiler() -> Found:
-    path = shutil.which("g++")
-    return ("ok", path) if path else ("missing", "not installed", "apt-get install g++")
 
 
 def _package(gpu: dict[str, Any], distribution: str, extra: str, least: int) -> Found:

@@ -3,7 +3,6 @@
 import argparse
 import csv
 import os
-from dataclasses import asdict
 from pathlib import Path
 from shutil import get_terminal_size
 
@@ -50,7 +49,7 @@ def run_doctor(args: argparse.Namespace) -> Run:
 
     findings = doctor.examine()
     yield from doctor.shown(findings)
-    return 0, [asdict(each) for each in findings]
+    return 0, [each._asdict() for each in findings]
 
 
 def run_notebooks(args: argparse.Namespace) -> Run:

@@ -69,19 +69,13 @@ def _made(args: argparse.Namespace) -> td.Schedule:
             f"a schedule needs its name, DEVICES and MICROBATCHES, {EXAMPLE}; a measured run is "
             f"read by --diagnose TRACE"
         )
-    if None not in (args.devices, args.devices_option):
-        raise ConfigError(
-            f"one number of devices is needed, got {args.devices} behind the schedule's name and "
-            f"{args.devices_option} behind --devices; give it once"
-        )
-    devices = args.devices_option if args.devices is None else args.devices
     name = called(args.schedule)
     if name.isdecimal():
         raise ConfigError(f"the schedule's name comes first, {EXAMPLE}; got {short(name)}")
     if name not in schedules:
         schedule(name, 1, 1)  # says which is the nearest
     microbatches = 1 if name == "naive" and args.microbatches is None else args.microbatches
-    given = {"DEVICES": devices, "MICROBATCHES": microbatches}
+    given = {"DEVICES": args.devices, "MICROBATCHES": microbatches}
     if lacks := " and ".join(what for what, number in given.items() if number is None):
         raise ConfigError(
             f"{args.schedule} needs {lacks} behind it, {EXAMPLE.replace('1f1b', args.schedule)}"

@@ -62,10 +62,7 @@ def add_options(parser: argparse.ArgumentParser, text: str) -> None:
                 settings |= {"action": "extend", "default": []}
         else:
             settings["action"] = "store_true"
-        first = flags[0][2:].replace("-", "_") if flags else name.lower()
-        if flags and any(action.dest == first for action in parser._actions):
-            settings["dest"] = f"{first}_option"  # a place has the name
-        into.add_argument(*(flags or [first]), **settings)
+        into.add_argument(*(flags or [name.lower()]), **settings)
 
 
 def check_figure(name: str) -> None:

@@ -259,11 +259,8 @@ def corner(
     x: "ShardedArray | Tiling",
     a: "ShardedArray | Tiling",
     y: "ShardedArray | Tiling",
-    *,
-    names: tuple[str, str, str] = ("X", "A", "Y"),
-    title: str | None = None,
 ) -> Figure:
-    """A figure of a product: who holds which block of the three matrices, to scale.
+    """A figure of a product Y = X A: who holds which block of the three matrices, to scale.
 
     What several ranks hold is grey; partial sums lie one upon the other. Where k is cut, a red line
     says so.
@@ -277,9 +274,9 @@ def corner(
     places = _places(m, n, k)
     across, down = places[2][0] + n, places[2][1] + m
     height = 3.8 * min(1.4, max(1.0, down / across))
-    figure = canvas(height, title or f"{names[2]} = {names[0]} {names[1]}: who holds what")
+    figure = canvas(height, "Y = X A: who holds what")
     axes, boxes, titles = figure.subplots(), list[Box](), []
-    for name, (left, top, *_), tiling in zip(names, places, tilings, strict=True):
+    for name, (left, top, *_), tiling in zip("XAY", places, tilings, strict=True):
         boxes += _blocks(tiling, left, top, _SHIFT * max(across, down))
         titles.append(f"{name}, {' × '.join(f'{side:,}' for side in tiling.shape)}")
     _draw_product(axes, places, boxes, titles)

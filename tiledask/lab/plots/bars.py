@@ -64,7 +64,6 @@ def memory_bars(
     *,
     place: str = "place",
     overhead: int = 0,
-    unit: str = "bytes",
     title: str = "Memory by tensor class",
 ) -> Figure:
     """A figure of stacked bars, one per place at its fullest moment; what exceeds ``capacity``
@@ -74,7 +73,7 @@ def memory_bars(
     bar. Places one after the other that hold the same are drawn once. ``place`` is the word for a
     place: "stage" (whose bytes are those of one device), "GPU", "worker". ``overhead``: bytes that
     a run takes on every place beside these, such as ``fits(...).overhead.total``; drawn
-    last, in grey. ``unit``: what was counted by hand, if not bytes.
+    last, in grey.
     """
     ledgers = getattr(ledgers, "ledger", ledgers)  # of an estimate
     ledgers = {"": ledgers} if isinstance(ledgers, Ledger) else ledgers
@@ -109,18 +108,17 @@ def memory_bars(
         entries.append(draw.line_entry(words, **draw.DASHED))
     when = " at its fullest moment" * any(isinstance(each, Ledger) for each in ledgers.values())
     when += " (1 GB = 1e9 bytes)" if when and max(totals) >= 1e9 else ""
-    below = f"{unit} per {per}{when}"
+    below = f"bytes per {per}{when}"
     figure, every = draw.lane_figure(title, panels, entries, xlabel=below, pitch=pitch)
     for axes, (_, names, _), group, top in zip(every, panels, groups, tops, strict=True):
         axes.set_xlim(0, 1.25 * max(top, 1))
-        _label(axes, names, [totals[n] for n in group], cap, unit)
+        _label(axes, names, [totals[n] for n in group], cap)
     return figure
 
 
-def _label(axes: draw.Axes, names: list[str], totals: list[float], cap: float, unit: str) -> None:
+def _label(axes: draw.Axes, names: list[str], totals: list[float], cap: float) -> None:
     """Totals at the right of the bars that are named, what is above the capacity, and a line."""
-    words = format_bytes if unit == "bytes" else "{:.3g}".format
-    draw.ticks_as(axes.xaxis, words)
+    draw.ticks_as(axes.xaxis, format_bytes)
     if cap:
         axes.axvline(cap, gid="capacity", **draw.DASHED)
     for row, (name, total) in enumerate(zip(names, totals, strict=True)):
@@ -132,7 +130,8 @@ def _label(axes: draw.Axes, names: list[str], totals: list[float], cap: float, u
             of += " capacity"
         if name:
             short = total + max(cap, *totals) / 2 < cap  # its words end before the line
-            draw.note(axes, (total if short else max(total, cap), row), words(total) + of)
+            at = total if short else max(total, cap)
+            draw.note(axes, (at, row), format_bytes(total) + of)
 
 
 def _bars(
