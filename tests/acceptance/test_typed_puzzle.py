@@ -15,13 +15,13 @@ def progress(tmp_path, monkeypatch):
 
 def test_the_list_is_a_table_of_80_columns(answers):
     shown, levels = answers("puzzle")
-    assert (shown.code, len(levels)) == (0, 24 + 12 + 2)
+    assert (shown.code, len(levels)) == (0, 19 + 12 + 2)
     assert levels[0] == {"level": 1, "name": "24-on-4", "title": "24 layers on 4 devices",
                          "kind": "partition", "stars": 0}  # fmt: skip
     lines = shown.out.splitlines()
     assert max(map(len, lines)) <= 80
     assert re.match(r"level +name +title +kind +stars", lines[0])
-    assert "0 of 24 solved" in lines
+    assert "0 of 19 solved" in lines
 
 
 def test_a_task_is_shown_with_its_numbers_and_without_an_answer(answers):
@@ -53,24 +53,14 @@ def test_an_order_speaks_of_ranks_from_0_and_its_picture_of_devices_from_1(answe
 
 @pytest.mark.parametrize("name", puzzle_names())
 def test_no_wrong_answer_shows_the_best(typed, name):
-    """Not the exact answer, nor the value of a target that is secret."""
     puzzle = load_puzzle(name)
-    solution = puzzle.solve()
-    wanted = [target.wanted for target in puzzle.result(solution).targets]
-    solution, limits = str(solution), dict(zip(puzzle.targets, wanted, strict=True))
+    solution = str(puzzle.solve())
     wrong = {
         "partition": " | ".join(map(str, range(1, 1 + puzzle.inputs.get("devices", 1)))),
         "order": "0F0,0B0; 1F0,1B0",
-        "choice": ", ".join(
-            str(v[0] if isinstance(v, list) else v["from"])
-            for v in puzzle.inputs.get("open", {}).values()
-        ),
     }[puzzle.kind]
     shown, facts = (typed(f'puzzle {name} --answer "{wrong}"{more}') for more in ("", " --json"))
     assert (shown.code, facts.code) == (1, 1)
-    assert solution not in shown.out.replace("\n", " ") or puzzle.kind == "choice"
+    assert solution not in shown.out.replace("\n", " ")
     (result,) = json.loads(facts.out)["results"]
     assert {target["best"] for target in result["targets"]} <= {None}
-    secret = [limits[n] for n, wanted in puzzle.targets.items() if wanted == "least"]
-    for number in secret:
-        assert not re.search(rf"(?<![\w.]){number:g}(?![\w.])", shown.out.split(wrong)[-1])

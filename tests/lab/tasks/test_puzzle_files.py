@@ -18,7 +18,6 @@ from tiledask.plan.data import shipped_json
 PAGE = ROOT / "nbs" / "README.md"
 OF_KIND = {
     "partition": "24-memory-cap",
-    "choice": "five-percent-idle",
     "order": "shifted-by-one",
 }
 
@@ -74,7 +73,7 @@ def test_a_mapping_is_the_puzzle_of_its_file_and_has_its_title_for_a_name():
 
 
 BAD = [
-    ("partition", {"kind": "riddle"}, "'kind' must be one of partition, choice"),
+    ("partition", {"kind": "riddle"}, "'kind' must be one of partition, order"),
     ("partition", {"task": None}, "'task' is missing"),
     ("partition", {"targets": {}}, "'targets' has none of crossings, bottleneck"),
     ("partition", {"inputs__device": 4}, "'device' is not known here; did you mean 'devices'"),
@@ -82,10 +81,6 @@ BAD = [
     ("partition", {"inputs__costs": "23 x 1"}, "got 24 memory values where 23 are needed"),
     ("partition", {"inputs__costs": "9999 x 1"}, "must be a list of 1 to 1000 numbers"),
     ("partition", {"inputs__capacity": "1 GB"}, "the largest 4 GB"),
-    ("choice", {"inputs__schedule": "1f1b"}, "each either given or open"),
-    ("choice", {"inputs__open__microbatches": {"from": 9, "to": 1}}, "the larger last"),
-    ("choice", {"inputs__open__microbatches": {"from": 1, "to": 900}}, "more than 1000 choices"),
-    ("choice", {"inputs__open__schedule": ["dualpipe"], "inputs__devices": 3}, "none of the"),
     ("order", {"inputs__microbatches": 40}, "160; the best order is proven for up to 48"),
     ("order", {"inputs__place": [0, 2]}, "place has the rank, from 0, of each of 4 stages"),
 ]

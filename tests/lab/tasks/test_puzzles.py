@@ -5,7 +5,6 @@ from oracles.tasks import text
 
 from tiledask.lab.tasks import load_puzzle, puzzle_names
 from tiledask.lab.tasks.result import Result, Target, UnsolvedError
-from tiledask.plan import formulas
 
 
 def with_targets(puzzle, **targets):
@@ -30,19 +29,6 @@ def test_a_target_below_the_best_is_out_of_reach(name):
     for measure, target in reached.items():
         below = with_targets(puzzle, **{measure: target.best * 0.99 - 1e-3})
         assert below.solve() is None or not below.check(below.solve())
-
-
-def test_fewest_microbatches_accepts_only_the_fewest():
-    puzzle = load_puzzle("fewest-microbatches")
-    assert [m for m in range(1, 65) if puzzle.check(m)] == [21]
-    loose = with_targets(puzzle, microbatches=None)
-    assert [bool(loose.check(m)) for m in (20, 21, 30)] == [False, True, True]
-    asked = [puzzle.check(m).targets[1] for m in (20, 21, 22)]
-    assert [t.wanted for t in asked] == [21, 21, 21]
-    assert [t.hidden for t in asked] == [True, False, True]
-    result = with_targets(puzzle, microbatches=30).check(24)
-    assert (result.stars, result.targets[1].gap) == (2, 3 / 21)
-    assert result.targets[0].best == formulas.bubble_fraction(8, 30)
 
 
 # --- wrong answers ------------------------------------------------------------------------

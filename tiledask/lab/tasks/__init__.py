@@ -12,7 +12,7 @@ No answer is stored; the best one is found by trying or by proof.
 
 task, result     what a task is; what an answer to it is worth: targets met and missed, stars
 puzzle_file      a puzzle from its file; kind: what a kind of puzzle is; one in each of
-                 partition, order, choice
+                 partition, order
 ladder, fields   twelve levels of idle time; what is filled in
 exercises        judges that run an answer
 figures          answers drawn

@@ -6,9 +6,9 @@ faulty_run   which of six trainings is not what the others are, by a mistake in 
 Their words are in data/exercises.json. No answer is stored; the best possible is found by trying.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,27 +22,15 @@ from tiledask.tile.optimizers import Adam, AdamW, Rule
 
 __all__ = ["cannon", "faulty_run"]
 
-AnyTask = TypeVar("AnyTask", bound=JudgedTask)
 
-
-def _exercise(
-    name: str,
-    kind: type[AnyTask],
-    is_answer: Callable[[Any], bool],
-    judge: Callable[[Any], Sequence[Target]],
-    **more: Any,
-) -> AnyTask:
-    """The task whose words the file has under ``name``; its stars are saved under the title.
-    ``more``: fields of a JudgedTask."""
+def _words(name: str) -> dict[str, Any]:
+    """The fields of a JudgedTask that the file has; its stars are saved under the title."""
     words = shipped_json("exercises.json")[name]
+    return {**words, "name": words["title"], "hints": tuple(words["hints"])}
 
-    def judged(answer: Any) -> Sequence[Target]:
-        if not is_answer(answer):
-            raise ConfigError(f"an answer is {words['form']}; got {short(answer)}")
-        return judge(answer)
 
-    hints = tuple(words["hints"])
-    return kind(name=words["title"], judge=judged, **{**words, "hints": hints}, **more)
+def _no_answer(name: str, given: Any) -> ConfigError:
+    return ConfigError(f"an answer is {_words(name)['form']}; got {short(given)}")
 
 
 def _none_wrong(name: str, wrong: Sequence[str]) -> Target:
@@ -55,10 +43,12 @@ def _none_wrong(name: str, wrong: Sequence[str]) -> Target:
 
 def cannon(seed: int = 0) -> JudgedTask:
     """The exercise of the notebook on panels."""
-    return _exercise("cannon", JudgedTask, callable, _judge_cannon)
+    return JudgedTask(**_words("cannon"), judge=_judge_cannon)
 
 
-def _judge_cannon(answer: Callable[..., Any]) -> list[Target]:
+def _judge_cannon(answer: Any) -> list[Target]:
+    if not callable(answer):
+        raise _no_answer("cannon", answer)
     (m, k, n), wrong, others, moved = (4, 3, 2), [], 0, 0.0
     for p in (1, 2, 3):
         rng = np.random.default_rng(p)
@@ -174,7 +164,9 @@ def faulty_run(seed: int = 0) -> FaultyRun:
     """The exercise of the notebook on faults; ``seed`` deals the letters, and draws the fault."""
     runs, bad, _ = _drawn(seed)
 
-    def judge(answer: str) -> list[Target]:
+    def judge(answer: Any) -> list[Target]:
+        if not isinstance(answer, str) or answer not in runs:
+            raise _no_answer("faulty-run", answer)
         wrong = answer != bad
         sound = (
             f"{answer} is sound: run again in float64 it lies no further from one device than "
@@ -185,8 +177,5 @@ def faulty_run(seed: int = 0) -> FaultyRun:
             Target("faulty runs at large", 0, int(wrong), 0),
         ]
 
-    def is_run(answer: Any) -> bool:
-        return isinstance(answer, str) and answer in runs
-
-    figure, about = partial(_seven, seed), {"seed": seed}
-    return _exercise("faulty-run", FaultyRun, is_run, judge, inputs=about, figure=figure)
+    about = {"inputs": {"seed": seed}, "figure": partial(_seven, seed)}
+    return FaultyRun(**_words("faulty-run") | about, judge=judge)

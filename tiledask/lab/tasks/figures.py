@@ -4,7 +4,7 @@ device 0   [1][2][3][4][5][6]|send      :  <- target
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,7 @@ from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.splitting.partition import capacities, read_assignment, stage_name, stages_of
 from tiledask.plan.units import format_seconds
 
-__all__ = ["draw_fields", "draw_layers", "draw_runs"]
+__all__ = ["draw_fields", "draw_layers", "draw_run"]
 
 
 def _canvas(height: float, title: str) -> Figure:
@@ -127,11 +127,9 @@ def _names(inputs: Inputs, stages: Sequence[Sequence[int]]) -> list[tuple[str, b
 
 
 @styled
-def draw_runs(runs: Mapping[str, Timeline], targets: Targets, title: str) -> Figure:
-    """The run of an answer, what it is compared with below it, and the target; what is too late in
-    a red frame."""
-    run, wanted = next(iter(runs.values())), targets.get("makespan")
-    figure = gantt(*runs.values(), titles=[*runs], title=title)
+def draw_run(run: Timeline, targets: Targets, title: str) -> Figure:
+    """The run of an answer, and the target; what is too late in a red frame."""
+    wanted, figure = targets.get("makespan"), gantt(run, titles=["the order"], title=title)
     if wanted is not None:
         _limit_line(figure.axes[0], wanted, f"target: end by {format_seconds(wanted)}")
         if run.makespan > wanted * (1 + 1e-9):

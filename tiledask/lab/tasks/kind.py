@@ -8,33 +8,26 @@ read(inputs, answer)      the answer as a value; a tiledask error that names the
 measure(inputs, value)    what that value reaches
 best(inputs, targets)     for each target, the least that an answer reaches which meets the others
 solve(inputs, targets)    the answer to try for these targets, as people write it; None: none is
-runs(inputs, answer)      by name the runs of an answer that can run, legal or not, its own first;
-                          without it, what is drawn is layers on devices
+run(inputs, answer)       the run of an answer that can run, legal or not; without it, what is drawn
+                          is layers on devices
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from tiledask.errors import ConfigError, short
 from tiledask.lab.course.question import Input
 from tiledask.plan.data import shipped_json
-from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.timeline import CAUSES, COMPUTE, Timeline
 from tiledask.plan.units import format_seconds
 
-__all__ = ["INPUTS", "TIMES", "Inputs", "Measured", "Targets", "frozen_key"]
-__all__ += ["idle_causes", "read_open", "run_text"]
+__all__ = ["INPUTS", "Inputs", "Measured", "Targets", "idle_causes", "run_text"]
 
 Inputs = Mapping[str, Any]
 Targets = Mapping[str, float]
 Measured = Mapping[str, tuple[float, str]]
 """Measure -> (what a legal answer reaches, which device, stage or action makes it so large)."""
-
-
-def frozen_key(inputs: Inputs) -> str:
-    """The inputs as one hashable text, for caches of what takes long to work out."""
-    return json.dumps(dict(inputs))
+INPUTS = {name: Input(**row) for name, row in shipped_json("puzzle_inputs.json").items()}
+"""Name in a file -> what it is, whatever the kind of puzzle."""
 
 
 def idle_causes(run: Timeline) -> str:
@@ -63,36 +56,3 @@ def run_text(run: Timeline, name: str = "device") -> str:
         if kind in COMPUTE:
             spans[device].append(f"{kind}{microbatch} {start:g}-{end:g}")
     return "\n".join(f"{name} {d}  {', '.join(found)}" for d, found in spans.items())
-
-
-# -- inputs of a file ------------------------------------------------------------------------------
-
-TIMES = ("forward", "backward", "backward_input", "backward_weight")
-_SCHEDULE = Input("1f1b", "a schedule by name", choices=tuple(schedules))
-INPUTS = {
-    **{name: Input(**row) for name, row in shipped_json("puzzle_inputs.json").items()},
-    **{"schedule": _SCHEDULE, "rival": _SCHEDULE},
-}
-"""Name in a file -> what it is, whatever the kind of puzzle; but for what is left open."""
-_CHOSEN = ("schedule", "devices", "microbatches", "chunks")
-"""What a puzzle may leave open."""
-
-
-def read_open(given: Any) -> dict[str, Any]:
-    """Names that are chosen -> a list of values, or a range of whole numbers."""
-    if not isinstance(given, dict) or not given or not set(given) <= set(_CHOSEN):
-        example = '{"microbatches": {"from": 1, "to": 64}}'
-        raise ConfigError(f"must be an object such as {example}, with some of {', '.join(_CHOSEN)}")
-    found: dict[str, Any] = {}
-    for name, values in given.items():
-        read = INPUTS[name].read
-        if isinstance(values, list) and values:
-            found[name] = [read(name, value) for value in values]
-            continue
-        pairs = values.items() if isinstance(values, dict) else ()
-        ends = {key: read(name, end) for key, end in pairs}
-        if set(ends) != {"from", "to"} or ends["from"] > ends["to"]:
-            rule = "a list, or from and to, the larger last"
-            raise ConfigError(f"has {short(values)} for {name}: give {rule}")
-        found[name] = ends
-    return found

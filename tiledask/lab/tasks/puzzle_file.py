@@ -1,10 +1,9 @@
 """A puzzle, read from a file: a task that works out what an answer to it is worth."""
 
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 from tiledask.errors import ConfigError, RuleError, short
 from tiledask.lab.commands.partition import cut_text
 from tiledask.lab.course.question import Input
-from tiledask.lab.tasks import choice, order, partition
-from tiledask.lab.tasks.kind import INPUTS, Inputs, read_open, run_text
-from tiledask.lab.tasks.result import LEAST, Target
+from tiledask.lab.tasks import order, partition
+from tiledask.lab.tasks.kind import INPUTS, Inputs, run_text
+from tiledask.lab.tasks.result import Target
 from tiledask.lab.tasks.task import JudgedTask
 from tiledask.plan.data import Fields, meant, names, read, read_named, shipped_json
 from tiledask.plan.units import format_bytes
@@ -22,8 +21,8 @@ from tiledask.plan.whole import is_whole
 
 __all__ = ["KINDS", "load_puzzle", "puzzle_levels", "puzzle_names"]
 
-_NUMBER, _LEAST = Input(0.0, "a number", 0), Input(LEAST, "the least that will do")
-KINDS: dict[str, Any] = {"partition": partition, "choice": choice, "order": order}
+_NUMBER = Input(0.0, "a number", 0)
+KINDS: dict[str, Any] = {"partition": partition, "order": order}
 """Kind -> the module with its functions, as kind.py says."""
 
 
@@ -83,12 +82,9 @@ def _read(name: str, fields: Fields) -> JudgedTask:
     kind, given, wanted = KINDS[kind_name], fields.object("inputs"), fields.object("targets")
     fields.done()
     about = shipped_json("puzzle_kinds.json")[kind_name]
-    known = {key: INPUTS.get(key) for key in about["needed"] + about["optional"]}
-    # one number here, where other kinds may have one for each stage
-    inputs = _values(given, known | dict.fromkeys(about["single"], _NUMBER), about["needed"])
-    chosen, measures = inputs.get("open", {}), about["measures"]
-    least = {key for key in chosen if wanted.values.get(key) == LEAST}
-    targets = _values(wanted, {key: _LEAST if key in least else _NUMBER for key in measures})
+    known = {key: INPUTS[key] for key in about["needed"] + about["optional"]}
+    inputs, measures = _values(given, known, about["needed"]), about["measures"]
+    targets = _values(wanted, dict.fromkeys(measures, _NUMBER))
     if not targets:
         raise fields.fail("targets", f"has none of {', '.join(measures)}; add one")
     try:
@@ -115,36 +111,26 @@ def _functions(
 ) -> dict[str, Any]:
     """What judges an answer, finds one and draws one, by fields of a JudgedTask. ``measures``: name
     in the file -> name for people."""
-    secret = [measure for measure, most in targets.items() if most == LEAST]
-    its_runs = getattr(kind, "runs", None)
-
-    @cache
-    def limits() -> dict[str, float]:
-        """The targets as numbers; what is to be the least is worked out, inf if nothing will do."""
-        known = {**targets, **dict.fromkeys(secret, math.inf)}
-        best = kind.best(inputs, known) if secret else {}
-        return known | {measure: best.get(measure, math.inf) for measure in secret}
+    its_run = getattr(kind, "run", None)
 
     def judge(answer: Any) -> list[Target]:
-        measured, found = kind.measure(inputs, kind.read(inputs, answer)), []
-        # beside a number that stays unsaid, the best of the others would say it
-        unsaid = any(measured[measure][0] != limits()[measure] for measure in secret)
-        best = {} if unsaid else kind.best(inputs, limits())
-        for measure, most in limits().items():
-            got, why = measured[measure]
-            about = measures[measure], most, got, best.get(measure)
-            found.append(Target(*about, measure in secret, why))
-        return found
+        measured = kind.measure(inputs, kind.read(inputs, answer))
+        best = kind.best(inputs, targets)
+        return [
+            Target(measures[measure], most, got, best.get(measure), why=why)
+            for measure, most in targets.items()
+            for got, why in [measured[measure]]
+        ]
 
     def solve() -> Any:
-        answer = kind.solve(inputs, limits())
+        answer = kind.solve(inputs, targets)
         return answer if answer and all(target.met for target in judge(answer)) else None
 
-    def shown(answer: Any, layers: Callable[[Any], Any], runs: Callable[[Any], Any]) -> Any:
-        """The answer, or what the task shows, drawn by ``layers`` or ``runs``; None: not at all."""
+    def shown(answer: Any, layers: Callable[[Any], Any], run: Callable[[Any], Any]) -> Any:
+        """The answer, or what the task shows, drawn by ``layers`` or ``run``; None: not at all."""
         answer = inputs.get("shown") if answer is None else answer
         try:
-            return runs(its_runs(inputs, answer)) if its_runs else layers(answer)
+            return run(its_run(inputs, answer)) if its_run else layers(answer)
         except (ConfigError, RuleError):
             return None
 
@@ -152,17 +138,16 @@ def _functions(
         from tiledask.lab.tasks import figures
 
         layers = partial(figures.draw_layers, inputs, targets, title=title)
-        return shown(answer, layers, partial(figures.draw_runs, targets=targets, title=title))
+        return shown(answer, layers, partial(figures.draw_run, targets=targets, title=title))
 
     def letters(answer: Any) -> str:
-        layers, runs = partial(cut_text, inputs), lambda runs: run_text(next(iter(runs.values())))
-        return shown(answer, layers, runs) or ""
+        return shown(answer, partial(cut_text, inputs), run_text) or ""
 
     return {"judge": judge, "solve": solve, "figure": figure, "letters": letters}
 
 
 def _values(
-    fields: Fields, known: Mapping[str, Input | None], needed: Iterable[str] = ()
+    fields: Fields, known: Mapping[str, Input], needed: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The value of every key, read as what is ``known`` of it says; ConfigError for one that is
     missing, unknown, or refused."""
@@ -174,8 +159,7 @@ def _values(
             others = f"{meant(key, known)}known: {', '.join(sorted(known))}"
             raise fields.fail(key, f"is not known here; {others}")
         try:
-            of, value = known[key], fields.values[key]
-            found[key] = of.read("", value) if of else read_open(value)
+            found[key] = known[key].read("", fields.values[key])
         except ConfigError as error:
             raise fields.fail(key, str(error)) from None
     return found
@@ -186,16 +170,11 @@ def _in_words(
 ) -> list[tuple[str, str]]:
     """(name, value) of inputs, as they are ``given``, and of targets."""
     rows = [(name.replace("_", " "), _value(name, value)) for name, value in given.items()]
-    for name, wanted in targets.items():
-        most = "the least that will do" if wanted == LEAST else f"at most {wanted:g}"
-        rows.append((measures[name], most))
-    return rows
+    return rows + [(measures[name], f"at most {most:g}") for name, most in targets.items()]
 
 
 def _value(name: str, value: Any) -> str:
     """A value as people write it: "2, 22 x 1, 4"."""
-    if isinstance(value, dict):
-        return "; ".join(f"{key} {_value(key, each)}" for key, each in value.items())
     if isinstance(value, list):
         return ", ".join(_value(name, each) for each in value)
     if not isinstance(value, int | float) or isinstance(value, bool):

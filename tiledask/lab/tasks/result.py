@@ -6,10 +6,8 @@ from typing import Any
 
 from tiledask.plan.tables import Part, Printable, Table
 
-__all__ = ["LEAST", "WRONG", "Result", "Target", "UnsolvedError", "number", "within"]
+__all__ = ["WRONG", "Result", "Target", "UnsolvedError", "number", "within"]
 
-LEAST = "least"
-"""Stands in a file for a target that is worked out, where the number would be the answer."""
 _NEAR = 0.1
 """Up to which share above its target an answer is near."""
 _FEW = 100
