@@ -7,7 +7,6 @@ import re
 from fractions import Fraction
 
 import pytest
-from golden.course import others
 from test_one_voice import same
 
 import tiledask as td
@@ -205,46 +204,3 @@ def test_the_answer_comes_first_and_the_page_is_short(typed, number):
     more = typed(f"ask {number} --no-run --explain").out
     assert "\nTaught in\n" in more
     assert all(f"  {name}=" in more for name in QUESTIONS[number].inputs)
-
-
-# -- the text follows the inputs -------------------------------------------------------------------
-
-
-def numbers_in(text):
-    """Numbers that stand alone: not those of lists (1,4,7), cuts ([1-4]) and names (fp16)."""
-    text = re.sub(r"\d+(?:,(?:\d+|\.\.\.))+|\[\d+-\d+\]", " ", text)
-    return re.findall(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w.]*\d)", text)
-
-
-def another(number, name, each):
-    """A value of the input of which nothing else on a page is made."""
-    for tried in (7, 11, 7.0, 7 * 10**10):
-        try:
-            if (value := each.read("it", tried)) != each.default:
-                return value
-        except ValueError:
-            pass
-    return each.read("it", others()[number][name])
-
-
-@pytest.mark.parametrize("number", QUESTIONS)
-def test_no_number_stays_of_an_input_that_was_changed(number):
-    asked = QUESTIONS[number]
-    usual = asked.read({})
-    for name, each in asked.inputs.items():
-        shown = numbers_in(each.shown(usual[name]))
-        alone = all(
-            numbers_in(other.shown(usual[n])) != shown
-            for n, other in asked.inputs.items()
-            if n != name
-        )
-        changed = usual | {name: another(number, name, each)}
-        try:
-            texts = [
-                f"{asked.words(asked.title, values)} {asked.words(asked.asked, values)}"
-                for values in (usual, changed)
-            ]
-        except ValueError:
-            continue  # together with the others it is no question
-        if alone and len(shown) == 1 and shown[0] in numbers_in(texts[0]):
-            assert shown[0] not in numbers_in(texts[1]), (name, texts[1])

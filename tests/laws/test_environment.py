@@ -1,6 +1,5 @@
 """The environment is described once: pyproject.toml, constraints.txt and environment.yml agree."""
 
-import re
 import tomllib
 
 import pytest
@@ -12,11 +11,6 @@ from packaging.utils import canonicalize_name
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-REGISTRIES = """
-    pypi.org pythonhosted.org pypi.nvidia.com anaconda.org anaconda.com conda-forge.org prefix.dev
-    npmjs.org npmjs.com yarnpkg.com nodesource.com crates.io proxy.golang.org docker.io ghcr.io
-    nvcr.io quay.io
-"""
 
 
 def on_linux(python: str) -> dict[str, str]:
@@ -55,17 +49,6 @@ def test_the_conda_environment_is_python_and_pip_with_the_constraints_and_all():
     assert Requirement(python).specifier == Requirement("x" + PROJECT["requires-python"]).specifier
     assert pip == "pip"
     assert nested == {"pip": ["--constraint constraints.txt", "-e .[all]"]}
-
-
-def test_no_file_names_a_package_registry_or_tells_pip_where_to_look():
-    names = "|".join(map(re.escape, REGISTRIES.split()))
-    host = re.compile(rf"://(?:[^/\s\"'<>@]*@)?(?:[\w-]+\.)*(?:{names})\b")
-    for name in filter(None, finished("git", "ls-files", "-z").stdout.split("\0")):
-        if (path := ROOT / name).is_file():
-            text = path.read_text("utf-8", errors="ignore")
-            assert not host.search(text), name
-            if name in ("constraints.txt", "environment.yml", ".ci/setup", "Makefile"):
-                assert not re.search(r"--(extra-)?index-url|--find-links|trusted-host", text), name
 
 
 def test_a_machine_without_a_fitting_python_is_told(tmp_path):

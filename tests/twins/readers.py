@@ -9,11 +9,8 @@ import io
 import json
 import random
 import shlex
-import zlib
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 import tiledask as td
 from tiledask import cli, errors
@@ -21,7 +18,6 @@ from tiledask.errors import ConfigError
 from tiledask.lab.tasks import idle_level, load_puzzle, puzzle_names
 from tiledask.plan.data import data_file
 from tiledask.plan.program.program import Program
-from tiledask.plan.units import parse_bytes
 
 
 def shipped(folder, *names):
@@ -39,32 +35,10 @@ def in_file(read, suffix=""):
 
     def of(path, given):
         path = path.with_suffix(suffix)
-        path.write_bytes(
-            given if isinstance(given, bytes) else given.encode(errors="surrogatepass")
-        )
+        path.write_bytes(given.encode(errors="surrogatepass"))
         return read(path)
 
     return of
-
-
-def in_one_of(files, read):
-    """A seed for each of ``files``, its number and its bytes; ``read`` of them with one changed."""
-    held = [file.read_bytes() for file in files]
-
-    def of(path, given):
-        which, _, data = given.partition(b"\n")
-        changed = int(which) % len(files) if which.isdigit() and len(which) < 9 else 0
-        for n, (file, whole) in enumerate(zip(files, held, strict=True)):
-            file.write_bytes(data if n == changed else whole)
-        return read()
-
-    return [b"%d\n" % n + data for n, data in enumerate(held)], of
-
-
-def written(write):
-    """The bytes that ``write(file)`` writes."""
-    write(file := io.BytesIO())
-    return file.getvalue()
 
 
 # -- models, clusters, puzzles ---------------------------------------------------------------------
@@ -100,7 +74,7 @@ def puzzle():
 def answers():
     tasks = [load_puzzle(name) for name in puzzle_names()] + [idle_level(n) for n in range(1, 13)]
     forms = ["6,6,6,6", "1-6 | 7-12 | 13-18 | 19-24", "0F0,0F1,0B0,0B1; 1F0,1B0,1F1,1B1", "42", "x"]
-    forms += ['{"partition": [6, 6, 6, 6], "schedule": "1f1b"}', "1f1b 4 8", "33.0 s, 27 %"]
+    forms += ["1f1b 4 8", "33.0 s, 27 %"]
 
     def read(path, given):
         for task in random.Random(given).sample(tasks, 6):
@@ -179,63 +153,6 @@ def program():
     return [td.program(each, block_bytes=16).to_text() for each in made], read
 
 
-# -- data and arrays -------------------------------------------------------------------------------
-
-
-def images():
-    with np.load(data_file("images", "digits.npz"), allow_pickle=False) as held:
-        some = {name: held[name][:20] for name in held.files}
-    read = in_file(lambda path: shown(td.load_images(path)), ".npz")
-    return [written(lambda file: np.savez(file, **some))], read
-
-
-def npy():
-    def read(path):
-        shown(opened := td.open_array(path))
-        opened.read(((0, 4), (0, 2)), np.empty((4, 2), opened.dtype))
-
-    arrays = np.arange(48.0).reshape(6, 8), np.ones((5, 3), "f4")
-    return [written(lambda file, x=x: np.save(file, x)) for x in arrays], in_file(read, ".npy")
-
-
-def zarr():
-    home = Path("whole.zarr").resolve()
-    array = td.create_array(home, (6, 8), "f8", (3, 4))
-    array.write(((0, 6), (0, 8)), np.arange(48.0).reshape(6, 8))
-
-    def read():
-        shown(opened := td.open_array(home))
-        opened.read(((0, 6), (0, 8)), np.empty((6, 8)))
-
-    return in_one_of(sorted(path for path in home.rglob("*") if path.is_file()), read)
-
-
-def checkpoint_files():
-    home = Path("checkpoint").resolve()
-    arrays = {"w": np.arange(24.0).reshape(4, 6), "b": np.ones(6, "f4"), "step": np.array(3)}
-    td.run_threads(lambda rank: td.save_checkpoint(rank, home, 7, arrays), 1, timeout=240)
-    return home, next(home.glob("step-*7"))
-
-
-def index():
-    home, step = checkpoint_files()
-    file = step / "index.json"
-
-    def read(path, given):
-        body = given.encode("utf-8", "replace").decode()  # the checksum agrees: it was written
-        file.write_text(json.dumps({"crc32": zlib.crc32(body.encode()), "index": body}))
-        shown(opened := td.open_checkpoint(home))
-        opened.read()
-
-    return [json.loads(file.read_text())["index"]], read
-
-
-def checkpoint():
-    home, step = checkpoint_files()
-    files = sorted(path for path in step.iterdir() if path.is_file())
-    return in_one_of(files, lambda: td.open_checkpoint(home).read())
-
-
 # -- the command line ------------------------------------------------------------------------------
 
 COMMANDS = (
@@ -251,7 +168,6 @@ COMMANDS = (
     "puzzle 1 --hint",
     "idle 1f1b 4 8 --latency 0.25 --transfers blocking",
     "idle interleaved 4 8 --chunks 2 --forward 1 --backward 2",
-    "idle 1f1b --devices 4 8",
     "idle --layers 1,1,2,4 1f1b 2 4",
     "idle --diagnose trace.csv",
     "ask 34 --no-run --set layers=12 devices=3",
@@ -290,8 +206,6 @@ def command():
     return list(COMMANDS), read
 
 
-TEXTS = ["Once upon a time there was a worker.\n" * 40, "é𝟙 and tabs\t" * 200]
-SIZES = ["40GB", "1.5 GiB", "200 MB", "17", "1e9"]
 FRAMEWORKS = {"megatron flags": "megatron", "torchtitan toml": "torchtitan"}
 FRAMEWORKS |= {"deepspeed json": "deepspeed"}
 READERS = {name: partial(exported, framework) for name, framework in FRAMEWORKS.items()} | {
@@ -303,12 +217,5 @@ READERS = {name: partial(exported, framework) for name, framework in FRAMEWORKS.
     "csv trace": csv,
     "schedule": schedule,
     "program": program,
-    "size": lambda: (SIZES, lambda path, given: parse_bytes(given)),
-    "text": lambda: (TEXTS, in_file(lambda path: shown(td.load_text(path)), ".txt")),
-    "images": images,
-    "npy": npy,
-    "zarr": zarr,
-    "index": index,
-    "checkpoint": checkpoint,
     "command": command,
 }
