@@ -36,7 +36,7 @@ style: env
 	$(BIN)/ruff format --check
 
 # JupyterLab saves what is run, so it is given copies; links from them reach the rest of the checkout.
-lab: env ## open your copies of the walkthroughs, learn/, in JupyterLab (DASHBOARD_PORT=8787 LAB_ARGS=)
+lab: env ## open your copies of the notebooks, learn/, in JupyterLab (DASHBOARD_PORT=8787 LAB_ARGS=)
 	TILEDASK_DASHBOARD_PORT=$(or $(DASHBOARD_PORT),8787) $(BIN)/tiledask notebooks learn --lab $(LAB_ARGS)
 
 bench: env ## products, files, schedules and the search beside their peers on this machine
@@ -45,7 +45,7 @@ bench: env ## products, files, schedules and the search beside their peers on th
 gpu: env ## all that a GPU can tell: right, fast, does it fit; the record is left in build/gpu/
 	timeout -k 30 $(or $(GPU_SECONDS),1500) $(BIN)/python -m pytest -q -m gpu -p no:nbval -n 1 --max-worker-restart=20 -o faulthandler_timeout=300 tests/gpu tests
 
-site: env ## the walkthroughs, run, and the reference as pages: build/site
+site: env ## the notebooks, run, and the reference as pages: build/site
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e ".[site]"
 	rm -rf build/site build/site-source && mkdir -p build && cp -r nbs build/site-source
 	PYTHONPATH=docs $(BIN)/python -m sphinx -q -D nb_execution_mode=force -c docs build/site-source build/site

@@ -1,4 +1,4 @@
-"""`make site`: the walkthroughs, run, and the public names, as pages that need no network.
+"""`make site`: the notebooks, run, and the public names, as pages that need no network.
 
     sphinx-build -c docs -D nb_execution_mode=force build/site-source build/site
 
@@ -108,7 +108,7 @@ def formula(block: bool) -> Any:
 
 
 def setup(app: Any) -> None:
-    """Write the page of the public names beside the walkthroughs."""
+    """Write the page of the public names beside the notebooks."""
     lines = ["Reference", "=========", ""]
     for name in td.__all__:
         value = getattr(td, name)

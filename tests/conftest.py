@@ -90,7 +90,7 @@ def one_thread():
 
 @pytest.fixture(scope="session", autouse=True)
 def no_progress(tmp_path_factory):
-    """No test reads or writes what somebody has solved: not in a folder of walkthroughs, and not
+    """No test reads or writes what somebody has solved: not in a folder of notebooks, and not
     in a home, where the command line keeps it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TILEDASK_PROGRESS", raising=False)

@@ -3,7 +3,7 @@
     question | worked out by hand | a way to ask | another convention: its right value, and the way
 
 A way is what people write: td.*, typed("a command"), ask(a question's number), and what a
-walkthrough has shown beside a prediction. What differs in another convention is said beside it.
+notebook has shown beside a prediction. What differs in another convention is said beside it.
 """
 
 import json
@@ -28,7 +28,7 @@ def ask(number, **inputs):
 
 
 def shown(notebook, question):
-    """What a walkthrough shows beside a prediction: by formula, simulated, measured."""
+    """What a notebook shows beside a prediction: by formula, simulated, measured."""
     (path,) = NOTEBOOKS.glob(f"{notebook:02}_*.ipynb")
     cells = json.loads(path.read_text("utf-8"))["cells"]
     outputs = [each for cell in cells for each in cell.get("outputs", ())]

@@ -23,7 +23,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from oracles.finished import ROOT
 
-from tiledask.lab.learner.copies import copy_walkthroughs, learners, refresh
+from tiledask.lab.learner.copies import copy_notebooks, learners, refresh
 from tiledask.lab.learner.score import write_contents
 
 NOTEBOOKS = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
@@ -201,14 +201,14 @@ def written(folder: Path, *sources: str) -> Path:
 def test_a_copy_is_the_learners_and_who_deletes_one_gets_a_fresh_one(tmp_path):
     nbs, learn = tmp_path / "nbs", tmp_path / "learn"
     written(nbs, "1 + 1")
-    assert copy_walkthroughs(nbs, learn) == []
+    assert copy_notebooks(nbs, learn) == []
     mine = learn / "00_x.ipynb"
     mine.write_text("as I left it")
     shutil.copy(written(nbs, "1 + 2"), nbs / "01_y.ipynb")
-    assert copy_walkthroughs(nbs, learn) == [f"{learn / '01_y.ipynb'} is new."]
+    assert copy_notebooks(nbs, learn) == [f"{learn / '01_y.ipynb'} is new."]
     assert mine.read_text() == "as I left it"
     mine.unlink()
-    assert copy_walkthroughs(nbs, learn) == [f"{mine} is new."]
+    assert copy_notebooks(nbs, learn) == [f"{mine} is new."]
     assert "1 + 2" in mine.read_text()
 
 
@@ -228,7 +228,7 @@ def test_fields_of_yesterdays_kernels_become_their_text_and_nothing_else_changes
 def test_a_copy_answers_nothing_before_it_is_run_and_its_links_lead_somewhere(tmp_path):
     """Running all of it runs no solution and leaves the cluster up; copies may lie anywhere."""
     learn = tmp_path / "learn"
-    copy_walkthroughs(ROOT / "nbs", learn)
+    copy_notebooks(ROOT / "nbs", learn)
     write_contents(ROOT / "nbs", learn)
     for path in NOTEBOOKS:
         reference = nbformat.read(path, as_version=4)

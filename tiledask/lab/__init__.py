@@ -11,6 +11,6 @@ precision        half precision, and how far two losses may drift apart
 commands         the commands of `tiledask`, their options and what they print
 doctor           what this machine has and lacks
 claims, sweep    tables of checks, one subject each; of schedules
-learner          the learner's copies of the walkthroughs
+learner          the learner's copies of the notebooks
 accuracy         the planner beside published numbers
 """

@@ -28,7 +28,7 @@ DRIVER_DEADLINE = 60.0
 SIGNS = {"ok": MARKS[True], "missing": MARKS[False], "note": "•"}
 PACKAGES = (
     ("NumPy", "tiles on the CPU; workers have one BLAS thread each", "numpy", "run", 0),
-    ("JupyterLab", "the walkthroughs", "jupyterlab", "lab", 0),
+    ("JupyterLab", "the notebooks", "jupyterlab", "lab", 0),
     ("Dask panels", "the dashboard inside JupyterLab", "dask-labextension", "lab", 0),
     ("CuPy", "tiles on a GPU", "cupy-cuda13x", "gpu", 1),
     ("Dask-CUDA", "GPU workers", "dask-cuda", "gpu", 1),

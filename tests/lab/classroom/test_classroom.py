@@ -13,7 +13,7 @@ from tiledask.lab.classroom.grading import grade, judged
 from tiledask.lab.classroom.sheet import sheet
 from tiledask.lab.learner import copies
 
-SHIPPED = sorted(copies.walkthroughs().glob("[0-9]*.ipynb"))
+SHIPPED = sorted(copies.shipped_notebooks().glob("[0-9]*.ipynb"))
 
 
 def test_a_sheet_has_the_tasks_and_its_answers_are_apart():
@@ -48,7 +48,7 @@ def test_only_what_says_a_value_is_judged(source, stars):
 
 @pytest.fixture
 def course(tmp_path, monkeypatch):
-    """A walkthrough of one puzzle, and one of a function."""
+    """A notebook of one puzzle, and one of a function."""
     sources = {
         "import tiledask as td\n1 / 0": "begin",
         "puzzle = td.task('24-on-4', seed=0)\nanswer = None": "answer",
@@ -66,7 +66,7 @@ def course(tmp_path, monkeypatch):
     nbs.mkdir()
     nbformat.write(whole, nbs / "00_cut.ipynb")
     for module in ("assignment", "grading"):
-        monkeypatch.setattr(f"tiledask.lab.classroom.{module}.walkthroughs", lambda: nbs)
+        monkeypatch.setattr(f"tiledask.lab.classroom.{module}.shipped_notebooks", lambda: nbs)
     return whole
 
 
@@ -106,7 +106,7 @@ def test_the_commands_of_a_class(tmp_path, capsys):
     assert main(["notebooks", str(tmp_path / "source"), "--nbgrader"]) == 0
     assert len(list((tmp_path / "source").glob("*/*.ipynb"))) == len(SHIPPED)
     assert main(["grade", str(tmp_path / "nothing")]) == 2
-    assert "there is no walkthrough in" in capsys.readouterr().err
+    assert "there is no notebook of the course in" in capsys.readouterr().err
 
 
 def test_copies_for_a_class_have_tests_in_the_place_of_solutions(tmp_path, course):

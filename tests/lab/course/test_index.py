@@ -1,4 +1,4 @@
-"""Every question has its section in the walkthroughs, and the index says which.
+"""Every question has its section in the notebooks, and the index says which.
 
 python tests/lab/course/test_index.py                writes nbs/questions.md
 """
@@ -12,7 +12,7 @@ PAGE = shipped("nbs") / "questions.md"
 HEAD = """# The questions, by number
 
 Where each of the 39 questions is taught; `tiledask ask 34` in a terminal works out and runs one. \
-<!-- python tests/lab/course/test_index.py makes this page from the walkthroughs' headings -->
+<!-- python tests/lab/course/test_index.py makes this page from the notebooks' headings -->
 
 | | question | taught in |
 |---|---|---|
@@ -20,7 +20,7 @@ Where each of the 39 questions is taught; `tiledask ask 34` in a terminal works 
 
 
 def page() -> str:
-    """The index as Markdown: a line for each question, with links to the walkthroughs."""
+    """The index as Markdown: a line for each question, with links to the notebooks."""
     lines = []
     for number, each in QUESTIONS.items():
         title = each.words(each.title).replace("|", "\\|")

@@ -15,10 +15,10 @@ from tiledask.lab.learner.start import lab_command
 
 @pytest.fixture
 def nbs(tmp_path):
-    """Three walkthroughs, of so many questions, and their contents."""
+    """Three notebooks, of so many questions, and their contents."""
     folder = tmp_path / "nbs"
     folder.mkdir()
-    rows = ["| walkthrough | afterwards you can | minutes |", "|---|---|--:|"]
+    rows = ["| unit | afterwards you can | minutes |", "|---|---|--:|"]
     for name, title, asked in (
         ("00_x", "00 One", 0),
         ("01_y", "01 Two", 4),

@@ -96,7 +96,7 @@ def test_a_task_asks_says_how_to_answer_and_has_three_hints_that_do_not(name):
     told, percent = numbers(shown) - asked, {number / 100 for number in asked}
     for target in judge.result(answer).targets:
         close = any(abs(n - target.wanted) <= 1e-3 * n for n in asked | percent)
-        exercise = name in EXERCISES  # the walkthrough has their numbers
+        exercise = name in EXERCISES  # the notebook has their numbers
         assert exercise or target.least or close or target.name == WRONG, target
         said = numbers(f"{judge.question} {judge.form} {shown}")
         assert not target.least or target.wanted not in said, target
@@ -104,7 +104,7 @@ def test_a_task_asks_says_how_to_answer_and_has_three_hints_that_do_not(name):
             assert target.best not in told, target
 
 
-# -- the walkthroughs' exercises: shifts, a faulty run ---------------------------------------------
+# -- the notebooks' exercises: shifts, a faulty run ---------------------------------------------
 
 
 def missed(result):

@@ -1,4 +1,4 @@
-"""Copies of the walkthroughs for a class: no solutions, and marked as nbgrader wants it."""
+"""Copies of the notebooks for a class: no solutions, and marked as nbgrader wants it."""
 
 import copy
 import json
@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from tiledask.files import atomic_write
-from tiledask.lab.learner.copies import learners, walkthroughs
+from tiledask.lab.learner.copies import learners, shipped_notebooks
 
 __all__ = ["assigned", "write_assignments"]
 
 
 def write_assignments(folder: str | Path) -> list[Path]:
-    """The files, once ``folder`` has a copy of each walkthrough for a class; as nbgrader has them,
+    """The files, once ``folder`` has a copy of each notebook for a class; as nbgrader has them,
     one in a folder of its own name. What is there is written over."""
     made = []
-    for path in sorted(walkthroughs().glob("[0-9]*.ipynb")):
+    for path in sorted(shipped_notebooks().glob("[0-9]*.ipynb")):
         to = Path(folder) / path.stem / path.name
         to.parent.mkdir(parents=True, exist_ok=True)
         notebook = learners(assigned(json.loads(path.read_text("utf-8"))))

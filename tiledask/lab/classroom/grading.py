@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
-from tiledask.lab.learner.copies import walkthroughs
+from tiledask.lab.learner.copies import shipped_notebooks
 from tiledask.lab.tasks import task
 
 __all__ = ["Grade", "grade", "judged"]
@@ -40,7 +40,7 @@ def grade(folder: str | Path) -> list[Grade]:
 
     ConfigError where there is no notebook of the course.
     """
-    course = {path.stem: path for path in walkthroughs().glob("[0-9]*.ipynb")}
+    course = {path.stem: path for path in shipped_notebooks().glob("[0-9]*.ipynb")}
     handed_in: dict[str, dict[str, dict[int | str, str]]] = {}
     for path in sorted(Path(folder).rglob("*.ipynb")):
         named = _NAME.fullmatch(path.name)
@@ -49,8 +49,8 @@ def grade(folder: str | Path) -> list[Grade]:
             handed_in.setdefault(named[1], {})[learner] = _answers(path)
     if not handed_in:
         raise ConfigError(
-            f"there is no walkthrough in {str(folder)!r} or below it; give the folder that has "
-            f"learners' notebooks under their own names, such as 16_idle_time.ipynb"
+            f"there is no notebook of the course in {str(folder)!r} or below it; give the folder "
+            f"that has learners' notebooks under their own names, such as 07_idle_time.ipynb"
         )
     return sorted(
         # ids are others where the course was handed out in another version

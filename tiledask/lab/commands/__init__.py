@@ -6,5 +6,5 @@ fit      a layout: does it fit, how fast is it, what does it move; no layout: th
          of a cluster ranked, the fewest devices
 partition, idle, matmul  a cut, an order, a product: as they are typed
 lists    what is shipped
-course   questions and puzzles, the tour, the doctor, walkthroughs, sheets and grades
+course   questions and puzzles, the tour, the doctor, notebooks, sheets and grades
 """

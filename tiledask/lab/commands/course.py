@@ -1,4 +1,4 @@
-"""The commands of the course: questions, puzzles, tour, doctor, walkthroughs, sheets, grades."""
+"""The commands of the course: questions, puzzles, tour, doctor, notebooks, sheets, grades."""
 
 import argparse
 import csv
@@ -54,7 +54,7 @@ def run_doctor(args: argparse.Namespace) -> Run:
 
 def run_notebooks(args: argparse.Namespace) -> Run:
     """The learner's copies, perhaps in JupyterLab; or those of a class."""
-    from tiledask.lab.learner.copies import copy_walkthroughs, refresh, walkthroughs
+    from tiledask.lab.learner.copies import copy_notebooks, refresh, shipped_notebooks
     from tiledask.lab.learner.score import write_contents
     from tiledask.lab.learner.start import lab_command
 
@@ -63,12 +63,12 @@ def run_notebooks(args: argparse.Namespace) -> Run:
         from tiledask.lab.classroom.assignment import write_assignments
 
         made = len(write_assignments(folder))
-        yield f"{made} walkthroughs for a class in {folder}"
+        yield f"{made} notebooks for a class in {folder}"
         return 0, {"folder": folder, "walkthroughs": made, "new": []}
-    new = copy_walkthroughs(walkthroughs(), folder)
-    write_contents(walkthroughs(), Path(folder))
+    new = copy_notebooks(shipped_notebooks(), folder)
+    write_contents(shipped_notebooks(), Path(folder))
     count = len(list(Path(folder).glob("*.ipynb")))
-    yield from [*new, f"{count} walkthroughs in {folder}: what is yours there stays."]
+    yield from [*new, f"{count} notebooks in {folder}: what is yours there stays."]
     if args.lab is not None:
         refresh(folder)  # no kernel lives yet
         command, environment = lab_command(folder, args.lab)
@@ -96,6 +96,6 @@ def run_grade(args: argparse.Namespace) -> Run:
         with open(args.csv, "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([Grade._fields, *grades])
     rows = [(g.learner, g.notebook, str(g.task), "★" * g.stars, g.said) for g in grades]
-    head = ("learner", "walkthrough", "task", "stars", "verdict")
+    head = ("learner", "notebook", "task", "stars", "verdict")
     yield Table(head, rows, left=(0, 1, 3, 4))
     return 0, [each._asdict() for each in grades]

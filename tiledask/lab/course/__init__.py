@@ -2,7 +2,7 @@
 
 ask.py        td.ask(34, layers=24): an answer; what `tiledask ask` prints
 by_words.py   "24 layers on 4 devices": which question that is, and its inputs
-index.py      which sections of the walkthroughs teach it; makes nbs/questions.md
+index.py      which sections of the notebooks teach it; makes nbs/questions.md
 question.py   @question: its words, inputs and sums; all by number in table.py
 words.py      how answers are filled with numbers
 products.py   1, 4, 7, 10           tiles.py      6, 8, 9

@@ -1,4 +1,4 @@
-"""Which section of which walkthrough teaches a question: by its heading.
+"""Which section of which notebook teaches a question: by its heading.
 
 ## The best, by trying all <!-- question 34 -->
 """
@@ -15,7 +15,7 @@ _MARKED = re.compile(r"^#+ +(.+) <!-- questions? (\d+(?:, \d+)*) -->$", re.MULTI
 
 
 def taught(number: int) -> list[dict[str, str]]:
-    """The sections that teach question ``number``, in the order of the walkthroughs.
+    """The sections that teach question ``number``, in the order of the notebooks.
 
     >>> taught(34)
     [{'notebook': '06_cut_24_layers.ipynb', 'section': 'The best, by trying all'}]

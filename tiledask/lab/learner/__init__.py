@@ -1,4 +1,4 @@
-"""What a learner does: a copy of the walkthroughs, predictions that are kept and judged, a score.
+"""What a learner does: a copy of the notebooks, predictions that are kept and judged, a score.
 
 copies    the learner's copies of nbs/: without outputs, solutions folded, never overwritten
 start     JupyterLab on them: the contents; the first cluster opens the dashboard's page

@@ -1,4 +1,4 @@
-"""The learner's copies of the walkthroughs: what is run and saved there leaves nbs/ as it is.
+"""The learner's copies of the notebooks: what is run and saved there leaves nbs/ as it is.
 
     tiledask notebooks learn
 
@@ -18,10 +18,10 @@ from tiledask.files import atomic_write
 from tiledask.lab.learner.kept import PROGRESS
 from tiledask.plan.data import shipped
 
-__all__ = ["copy_walkthroughs", "learners", "refresh", "walkthroughs"]
+__all__ = ["copy_notebooks", "learners", "refresh", "shipped_notebooks"]
 
 PAGES = ("glossary.md", "questions.md")
-"""Pages beside the walkthroughs."""
+"""Pages beside the notebooks."""
 WIDGET = "application/vnd.jupyter.widget-view+json"
 FACTS = {"nbval-check-output", "keep_output"}
 """Tags that say what a test compares."""
@@ -31,12 +31,12 @@ STAYS = (
 )
 
 
-def walkthroughs() -> Path:
-    """The folder of the walkthroughs."""
+def shipped_notebooks() -> Path:
+    """The folder of the notebooks."""
     return shipped("nbs")
 
 
-def copy_walkthroughs(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[str]:
+def copy_notebooks(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[str]:
     """Copy each notebook of ``source`` that ``folder`` lacks; a sentence for each that is new in a
     folder that was in use. The pages beside them are the course's own, and written anew."""
     source, folder = Path(source), Path(folder)

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from tiledask.files import atomic_write
-from tiledask.lab.learner.copies import walkthroughs
+from tiledask.lab.learner.copies import shipped_notebooks
 from tiledask.lab.learner.kept import FOLDER, PROGRESS, TASKS, Kept, here, notebooks
 from tiledask.plan.tables import Table
 
@@ -21,7 +21,7 @@ PAGE = "contents.md"
 _ROW = re.compile(
     r"^\| \[(?P<title>[^]]+)\]\((?P<name>\w+)\.ipynb\) \| .+ \| (?P<minutes>\d+) \|$", re.M
 )
-_HEAD = re.compile(r"^(\| walkthrough \| .+ \| minutes \|)\n(\|---\|---\|--:\|)$", re.M)
+_HEAD = re.compile(r"^(\| unit \| .+ \| minutes \|)\n(\|---\|---\|--:\|)$", re.M)
 
 
 def score() -> Table:
@@ -41,7 +41,7 @@ def score() -> Table:
         found["all"] = sum(found.values(), Counter())
     learners = Path(os.environ.get(FOLDER, "")).parent
     if os.environ.get(FOLDER) and (learners / PAGE).exists():
-        write_contents(walkthroughs(), learners)
+        write_contents(shipped_notebooks(), learners)
     head = ("notebook", "predicted", "exact", "stars", "exercises solved", "exercise stars")
     made: tuple[str, ...] = "{made} of {asked}", "{exact}", "{stars} of {most}"
     if any(counts["tried"] for counts in found.values()):
@@ -65,7 +65,7 @@ def _counts(kept: Kept) -> Counter[str]:
 
 
 def write_contents(source: Path, folder: Path) -> None:
-    """Write the contents page of ``folder``; ``source``: the walkthroughs as they are shipped."""
+    """Write the contents page of ``folder``; ``source``: the notebooks as they are shipped."""
     text = (source / PAGE).read_text("utf-8")
     rows = {row["name"]: row for row in _ROW.finditer(text)}
     asked = {name: _predictions(source / f"{name}.ipynb") for name in rows}
@@ -91,7 +91,7 @@ def write_contents(source: Path, folder: Path) -> None:
 
 
 def _predictions(path: Path) -> int:
-    """How many a walkthrough asks for."""
+    """How many a notebook asks for."""
     cells = json.loads(path.read_text("utf-8"))["cells"]
     code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     return sum("td.predict(" in source for source in code)

@@ -32,7 +32,7 @@ def lab_command(
     """The command that starts JupyterLab on ``folder``, with ``arguments`` of its own, and its
     environment; the settings that it reads are written.
 
-    It listens on this machine only. Links from the walkthroughs lead out of the folder, so it
+    It listens on this machine only. Links from the notebooks lead out of the folder, so it
     serves the one above. A layout that is there already is the learner's, and stays.
     """
     folder, environment = Path(folder).resolve(), dict(os.environ)

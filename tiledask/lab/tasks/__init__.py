@@ -1,4 +1,4 @@
-"""Tasks that judge answers: puzzles, the idle-time ladder, and the walkthroughs' exercises.
+"""Tasks that judge answers: puzzles, the idle-time ladder, and the notebooks' exercises.
 
     task = td.task("24-on-4")         # a puzzle; or a level of theirs, or a JSON file of one's own
     task = td.task("idle-3", seed=7)  # a level of the idle-time ladder: fresh numbers

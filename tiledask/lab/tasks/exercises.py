@@ -1,4 +1,4 @@
-"""The walkthroughs' exercises: judges that run an answer, or work out what it is worth.
+"""The notebooks' exercises: judges that run an answer, or work out what it is worth.
 
 cannon       shifts of blocks
 faulty_run   which of six trainings is not what the others are, by a mistake in its settings
