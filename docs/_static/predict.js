@@ -79,7 +79,7 @@ function asked(cell) {
 // The stars of each prediction on this page, and the row of td.score() with them.
 const won = [];
 function score(cells) {
-  const row = cells.find((each) => source(each).trim() === "td.score()")?.querySelector("table")?.rows[1];
+  const row = cells.find((each) => source(each).trim().endsWith("td.score()"))?.querySelector("table")?.rows[1];
   const shown = [won.length, won.filter((stars) => stars === 3).length, won.reduce((sum, each) => sum + each, 0)];
   // "0 of 6", "0", "0 of 18"
   if (row) shown.forEach((value, n) => (row.cells[n + 1].textContent = row.cells[n + 1].textContent.replace(/^\d+/, value)));
