@@ -4,7 +4,6 @@ import json
 import re
 from functools import cache
 from html import unescape
-from itertools import product
 
 import pytest
 
@@ -113,17 +112,6 @@ def test_a_wrong_answer_is_told_where_and_why(number, answer, words):
     result = level(number).result(answer)
     assert not result
     assert words in result.reason
-
-
-JUNK = ("", ",", "nan", "1e999", 10**400, "9" * 5000, [[1]], {1: 2}, b"12", object(), True, "1/0")
-JUNK += ("99x. " * 9, "F" + "9" * 30, "A A A A A", "0: 1, 1: 2")
-
-
-def test_junk_is_refused_in_few_words():
-    for number, answer in product(LEVELS, JUNK):
-        result = level(number).result(answer)
-        assert not result, (number, answer)
-        assert len(result.reason) < 400
 
 
 def test_a_share_may_be_rounded_and_a_number_nearly_the_best_is_two_stars():
