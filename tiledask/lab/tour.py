@@ -31,9 +31,9 @@ def tour(
     claim that fails, and the others go on. Takes about a minute on two cores.
     """
     with needed_for("the tour"):
+        import nbconvert  # noqa: F401  # a lack of it is refused now, too
         import nbformat
         from nbclient import NotebookClient
-        from nbconvert import HTMLExporter
 
     choose_device(device)  # what cannot be had is refused now, not in the middle
     folder = Path(folder).resolve()
@@ -69,14 +69,20 @@ def tour(
     # a debugger of the kernel would warn of what nobody debugs here
     quiet = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     client.execute(env=os.environ | quiet | {"TILEDASK_TOUR_DEVICE": device})
-    # neither formulas nor widgets: the page needs no script from anywhere
-    exporter: Any = cast(Any, HTMLExporter)(mathjax_url="", require_js_url="", jquery_url="")
-    exporter.log.setLevel("ERROR")
-    page, _ = exporter.from_notebook_node(cells, {"metadata": {"name": "tiledask: the tour"}})
-    atomic_write(folder / "report.html", page.encode())
+    atomic_write(folder / "report.html", _page(cells).encode())
     echo(f"the page: {folder / 'report.html'}")
     tables = json.loads(found.read_text()) if found.is_file() else []
     for words in broken:
         row = {"quantity": "runs to its end", "holds": False, "reason": words}
         tables.append({"title": "The tour", "ok": False, "held": 0, "checked": 1, "rows": [row]})
     return tables
+
+
+def _page(cells: Any) -> str:
+    """The notebook as HTML: neither formulas nor widgets, so it needs no script from anywhere."""
+    from nbconvert import HTMLExporter
+
+    exporter: Any = cast(Any, HTMLExporter)(mathjax_url="", require_js_url="", jquery_url="")
+    exporter.log.setLevel("ERROR")
+    page, _ = exporter.from_notebook_node(cells, {"metadata": {"name": "tiledask: the tour"}})
+    return str(page)
