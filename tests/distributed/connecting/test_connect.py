@@ -1,7 +1,8 @@
 """`td.connect` to a scheduler and workers that were started by hand."""
 
 import asyncio
-from contextlib import nullcontext
+import socket
+from contextlib import nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
@@ -180,9 +181,16 @@ def test_fewer_workers_than_asked_and_a_late_one_with_less_memory(dask, client):
 
 
 def test_slots_of_a_client_that_did_not_say_goodbye_are_the_next_ones(dask, client):
-    """Numbered without gaps, also where its last task still runs."""
-    other, late = Client(dask.address, set_as_default=False), dask.worker("--no-nanny")
+    """Without gaps where the first worker is gone, also while a task of the old one still runs."""
+    with socket.socket() as free:  # of all ports the first by name: it has slot 0
+        for port in range(10_000, 20_000):
+            with suppress(OSError):
+                free.bind(("127.0.0.1", port))
+                break
+    other = Client(dask.address, set_as_default=False)
+    late = dask.worker("--no-nanny", "--worker-port", str(port))
     left = td.connect(other, workers=3, timeout=240)
+    assert left.workers()[0]["address"].endswith(f":{port}")
     waits = lambda: __import__("distributed").Event("end").wait(240)  # noqa: E731
     busy = [left.submit(slot, waits) for slot in range(3)]
     wait_until(lambda: len([*filter(None, client.processing().values())]) == 3)

@@ -28,7 +28,7 @@ from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.cluster.cluster import RUNNING, Cluster
 from tiledask.distributed.cluster.gpus import OwnGpu, check_device, own_gpu, pool_of, share_of
-from tiledask.distributed.cluster.slots import Equip, join
+from tiledask.distributed.cluster.slots import Equip, join, leave
 from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.cluster.tasks import asked, check_client, workers_of
 from tiledask.distributed.deadlines import left_of, seconds_of, until
@@ -98,7 +98,13 @@ def connect(
     made = _client(client, security, seconds)
     scheduler: Any = made.scheduler
     address, left = scheduler.address, left_of(seconds)
-    end: Any = (lambda _: None) if made is client else made.close
+
+    def end(seconds: float) -> None:
+        if made is client:
+            asked(made, partial(made._run_on_scheduler, leave, made.id), seconds)
+        else:
+            made.close(seconds)
+
     try:
         with until(seconds):
             while (there := len(workers_of(made))) < (wanted or 1):
