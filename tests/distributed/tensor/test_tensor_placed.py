@@ -161,7 +161,7 @@ def test_what_cannot_be_put_together_or_dealt_is_refused():
     unknown = lambda rank: T.shard_weights(rank.group(), {"w_3": np.ones(2)}, T.mlp_layout(4, 2))  # noqa: E731
     for words, call in (
         (
-            r"rank 1 and one before it .* differ .* 0\.125",
+            r"ranks 0 and 1 both hold .* differ .* 0\.125",
             lambda: put_together(results),
         ),
         ("differ there by up to 1", lambda: T.whole_of([*map(T.replicate, np.eye(2))])),

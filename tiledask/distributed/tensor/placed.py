@@ -127,9 +127,6 @@ def block_of(group: Group, whole: Any, tiling: Tiling) -> Placed:
     return Placed(local, tiling)
 
 
-# -- weights ---------------------------------------------------------------------------------------
-
-
 def shard_weights(group: Group, weights: dict[str, Any], layout: Shardings) -> dict[str, Placed]:
     """This rank's blocks, copied, of weights that it has in full."""
     missing = [name for name in weights if name not in layout]
@@ -164,22 +161,24 @@ def whole_of(blocks: Sequence[Placed]) -> np.ndarray:
     """
     first, locals_ = blocks[0], [to_numpy(block.local) for block in blocks]
     tiling = first.tiling
+    ranks = len(blocks) if ANY in tiling.mesh else tiling.ranks
     if tiling.placements == (Partial(),):
         total: np.ndarray = np.sum(locals_, axis=0)
         return total
-    made, known = np.empty(first.shape, locals_[0].dtype), np.zeros(first.shape, bool)
+    made, holder = np.empty(first.shape, locals_[0].dtype), np.full(first.shape, -1, np.int32)
     for rank, local in enumerate(locals_):
         for box, view in tiling.slice((rank,)).views(local):
-            there, before = made[slices(box)], known[slices(box)]
-            same = np.where(before, there, view) if before.any() else view
+            at: Any = (..., *slices(box))
+            there, before = made[at], holder[at]
+            same = np.where(before < 0, view, there) if before.max(initial=-1) >= 0 else view
             if not np.array_equal(same, view, equal_nan=True):
                 raise PlacementError(
-                    f"rank {rank} and one before it both hold this part of {first} and differ "
-                    f"there by up to {np.abs(same - view).max():.3g}. Before a step, sum the "
-                    f"gradients over all ranks that hold a copy"
+                    f"ranks {before[before >= 0].min()} and {rank} both hold this part of {first} "
+                    f"and differ there by up to {np.abs(same - view).max():.3g}. Before a step, "
+                    f"sum the gradients over all ranks that hold a copy"
                 )
-            there[...], before[...] = same, True
-    if not known.all() or len(blocks) != (tiling.ranks if ANY not in tiling.mesh else len(blocks)):
+            there[...], before[before < 0] = same, rank
+    if ranks != len(blocks) or (holder < 0).any():
         raise PlacementError(
             f"{len(blocks)} blocks of {first} do not make the array: they are {first.shards}; pass "
             f"those of all {tiling.ranks} ranks"
