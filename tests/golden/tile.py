@@ -39,7 +39,7 @@ def traffic(given: dict[str, Any]) -> Any:
     found = td.tile.traffic(*extents, tuple(given["tile"]), size, given["accumulate"])
     large = [8 * each for each in extents]
     hows: list[dict[str, Any]] = [{}, {"accumulate": True}]
-    hows += [{"bias_itemsize": size, "activation": "gelu"}, {"out_itemsize": {2: 4}.get(size)}]
+    hows += [{"out_itemsize": {2: 4}.get(size)}]
     return {
         "bytes": [found.a, found.b, found.c, found.tiles],
         "workspace": {
@@ -54,10 +54,9 @@ def kernel_bits(given: dict[str, Any]) -> Any:
     the library's own product the bits depend on the machine."""
     (m, n, k), dtype = given["extents"], dtype_of(given["dtype"])
     a, b, c = (numbers(i, *s).astype(dtype) for i, s in enumerate([(m, k), (k, n), (m, n)]))
-    told = {"beta": given["beta"], "bias": numbers(7, n).astype(dtype) if given["bias"] else None}
     found = {}
     for kernel, tile in (("loops", None), ("tiled", tuple(given["tile"])), ("blas", None)):
-        out = td.tile.matmul(a, b, kernel, tile, out=c.copy(), **told)
+        out = td.tile.matmul(a, b, kernel, tile, out=c.copy(), beta=given["beta"])
         found[kernel] = bits(out)
     return {"loops": found["loops"], "tiled": found["tiled"], MACHINE: found["blas"]}
 

@@ -1,7 +1,7 @@
 """Whether our kernels are right: each once, before anything rests on them.
 
 Every kernel at its smallest; then, step by step, what the kernel for Hopper needs: a ring of
-stages, a cluster, many tiles a block. Then edges, layouts and endings of each.
+stages, a cluster, many tiles a block. Then edges and layouts of each.
 """
 
 from functools import partial
@@ -28,14 +28,14 @@ def steps(arrays):
         yield "cluster", usual, usual.case(rows, 256, 64)
     for columns in (4096, 4094):  # of which the latter do not go through shared memory
         yield "many tiles", usual, usual.case(4096 // less, columns // less, 512 // less)
-    for variant in every:  # around the edges of tiles, in every layout, with everything
+    for variant in every:  # around the edges of tiles, in every layout
         for number in range(16 if variant == usual else 6):
             draw = Random(f"{variant} {number}")
             tiles = [t * draw.choice((1, 1, 2, 3)) for t in variant.tile or (64, 64, 64)]
             extents = [t + draw.choice((-1, 0, 0, 1, 8)) for t in tiles]
             out = draw.choice(("", "float32"))
             case = drawn_case(draw, *extents, dtype=variant.dtype, out_dtype=out)
-            yield "endings", variant, case
+            yield "edges", variant, case
 
 
 CASES = on(dict.fromkeys(steps("cupy")), dict.fromkeys(steps("numpy")))
@@ -59,10 +59,10 @@ def test_each_kernel_once(note, arrays, step, variant, case):
 def test_a_wrong_product_is_wrong():
     """By the rounding of TF32, by one element, by one beyond the edge."""
 
-    def spoiled(how, a, b, out, epilogue):
+    def spoiled(how, a, b, out, beta):
         if how == 0:
             a = (np.ascontiguousarray(a).view("u4") & 0xFFFFE000).view("f4")
-        Variant("blas", None, "float32").run(a, b, out, epilogue)
+        Variant("blas", None, "float32").run(a, b, out, beta)
         m, n = out.shape
         if how:
             np.lib.stride_tricks.as_strided(out, (m, n + how - 1), out.strides)[-1, -1] = np.e

@@ -16,10 +16,6 @@ for kernel, tile, *types, end in cases:
     kind, out_kind = map(td.tile.as_dtype, types)
     a, b = (rng.standard_normal(s).astype(kind) for s in ((m, k), (k, n)))
     out = np.zeros((m, n), out_kind)
-    if end.pop("keep", False):
-        end["preactivation"] = np.empty_like(out)
-    if end.pop("bias", False):
-        end["bias"] = np.ones(n, kind)
     tile = tuple(tile) if isinstance(tile, list) else tile
     td.tile.matmul(a, b, kernel, tile, out, **end)  # what is imported is not the kernel's
     tracemalloc.start()
@@ -34,7 +30,6 @@ print(json.dumps(peaks))
 def allocated(sizes, cases):
     """Bytes at most at one time for each case, of products of these m, n, k.
 
-    A case: kernel, tile, type, out's type, options of the product; with ``bias`` and ``keep`` that
-    there is one, and that the preactivation is kept.
+    A case: kernel, tile, type, out's type, options of the product.
     """
     return json.loads(python("-c", _MEASURE, json.dumps([sizes, cases]), check=True).stdout)

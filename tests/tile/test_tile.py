@@ -1,8 +1,8 @@
-"""The products of one device: activation(alpha a @ b + beta out + bias) by every kernel against
-float64, the bytes that they allocate and that tiles move, and what is refused.
+"""The products of one device: a @ b + beta out by every kernel against float64, the bytes that they
+allocate and that tiles move, and what is refused.
 
-Holds `tiledask.tile.product`, `tiledask.tile.table`, `tiledask.tile.levels`,
-`tiledask.tile.epilogue` and `tiledask.tile.numpy_kernels`.
+Holds `tiledask.tile.product`, `tiledask.tile.table`, `tiledask.tile.levels` and
+`tiledask.tile.numpy_kernels`.
 """
 
 from random import Random
@@ -18,7 +18,7 @@ from twins import device_twin
 
 import tiledask as td
 from tiledask.errors import KernelError
-from tiledask.tile import backend, epilogue, numpy_kernels, product, table
+from tiledask.tile import backend, numpy_kernels, product, table
 
 SHAPES = st.tuples(*[st.integers(1, 9)] * 3)
 ON_CPUS = ("loops", "tiled", "blas")
@@ -29,20 +29,18 @@ TYPES = ("float16", "bfloat16", "float32", "float64")
 @pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kernel", [*ON_CPUS, "cublas"])
-def test_every_ending_of_every_kernel_equals_float64(monkeypatch, kernel, dtype, pieces):
-    """Inside out, with NaN around all, and finished piece by piece; cuBLAS is the host's BLAS."""
+def test_every_kernel_equals_float64(monkeypatch, kernel, dtype, pieces):
+    """Inside out, with NaN around all, and piece by piece; cuBLAS is the host's BLAS."""
     if pieces:
         monkeypatch.setattr(numpy_kernels, "half_tile", lambda out_itemsize: (4, 3, 5))
-        monkeypatch.setattr(numpy_kernels, "half_rows", lambda n: 4)
-        monkeypatch.setattr(epilogue, "PIECE_BYTES", {"numpy": 24, "cupy": 24})
     xp = device_twin.use(monkeypatch) if kernel == "cublas" else np
     draw = Random(f"{kernel} {dtype} {pieces}")
     for _ in range(40):
         extents = draw.choices(range(1, 20 if pieces else 10), k=3)
         tile = tuple(draw.choices(range(1, 9), k=3)) if kernel == "tiled" else None
         out = draw.choice(("", "float32")) if dtype in backend.HALVES else ""
-        known = {"dtype": dtype, "out_dtype": out, "bias_own": draw.random() < 0.5}
-        found = check(Variant(kernel, tile, dtype).run, drawn_case(draw, *extents, **known), xp)
+        case = drawn_case(draw, *extents, dtype=dtype, out_dtype=out)
+        found = check(Variant(kernel, tile, dtype).run, case, xp)
         assert found.right, found
 
 
@@ -53,16 +51,16 @@ def test_tiled_counts_what_the_formula_says(shape, tile, beta):
     rng = np.random.default_rng(m * 100 + n * 10 + k)
     a, b = rng.integers(-9, 9, (m, k)).astype("f4"), rng.integers(-9, 9, (k, n)).astype("f4")
     out = np.full((m, n), 3.0, np.float32)
-    c, counted = td.tile.count_traffic(a, b, tile=tile, out=out, beta=beta)
-    np.testing.assert_array_equal(c, a.astype("f8") @ b.astype("f8") + 3 * beta)
+    counted = product.accumulate(a, b, out, "tiled", tile, beta)
+    np.testing.assert_array_equal(out, a.astype("f8") @ b.astype("f8") + 3 * beta)
     assert counted == td.tile.traffic(m, n, k, tile, 4, accumulate=beta != 0)
 
 
 @pytest.mark.parametrize("kernel", ON_CPUS)
 def test_a_new_result_and_operands_that_run_backwards(kernel):
     a = np.eye(3, dtype=td.tile.as_dtype("bfloat16"))[::-1]
-    c = td.tile.matmul(a, a[:, ::-1], kernel, alpha=2.0, bias=a[2])
-    assert (c.dtype, c.tolist()) == (a.dtype, [[1, 0, 2], [1, 2, 0], [3, 0, 0]])
+    c = td.tile.matmul(a, a[:, ::-1], kernel)
+    assert (c.dtype, c.tolist()) == (a.dtype, [[0, 0, 1], [0, 1, 0], [1, 0, 0]])
 
 
 def test_types_by_name():
@@ -77,8 +75,7 @@ def test_types_by_name():
 # -- memory --------------------------------------------------------------------------------------
 
 PANEL = ("tiled", (96, 32, 200))
-WHOLE, GELU = {"beta": 1.0}, {"activation": "gelu"}
-ALL = {"beta": 3.0, "bias": True, "keep": True, **GELU}
+WHOLE = {"beta": 1.0}
 MEMORY_CASES = [
     ("blas", None, "float32", "float32", {}),
     ("blas", None, "float64", "float64", WHOLE),
@@ -88,15 +85,8 @@ MEMORY_CASES = [
     (*PANEL, "float16", "float16", {}),
     (*PANEL, "bfloat16", "float32", WHOLE),
     ("tiled", 5000, "float32", "float32", {}),
-    ("blas", None, "float32", "float32", {"alpha": 2.0, "bias": True}),
-    ("blas", None, "float32", "float32", WHOLE | GELU),
-    ("blas", None, "float64", "float64", ALL),
-    ("blas", None, "float16", "float16", ALL),
-    ("blas", None, "bfloat16", "float32", {"alpha": 2.0, "bias": True} | WHOLE),
-    (*PANEL, "float32", "float32", ALL),
-    (*PANEL, "bfloat16", "bfloat16", {"alpha": 2.0, "bias": True} | WHOLE | GELU),
 ]
-"""(kernel, tile, operands' type, out's, what follows): a bias is of the operands' type."""
+"""(kernel, tile, operands' type, out's, whether it is added to)."""
 
 
 def test_workspace_is_what_numpy_really_allocates():
@@ -104,13 +94,9 @@ def test_workspace_is_what_numpy_really_allocates():
     for case, measured in zip(MEMORY_CASES, allocated(shape, MEMORY_CASES), strict=True):
         kernel, tile, *types, end = case
         size, out_size = (td.tile.as_dtype(x).itemsize for x in types)
-        given = {"bias_itemsize": size if "bias" in end else None, "out_itemsize": out_size}
-        given |= {"accumulate": "beta" in end, "activation": end.get("activation")}
-        predicted = td.tile.workspace(*shape, size, kernel, tile, **given)
-        # beside the arrays there are Python's own objects; and NumPy adds a row to others through
-        # buffers, which shows where nothing else is allocated
-        buffers = 8192 * max(size, 4) if "bias" in end and "activation" not in end else 0
-        assert predicted <= measured <= predicted + 6_000 + buffers, case
+        predicted = td.tile.workspace(*shape, size, kernel, tile, "beta" in end, out_size)
+        # beside the arrays there are Python's own objects
+        assert predicted <= measured <= predicted + 6_000, case
 
 
 def test_workspace_has_a_bound():
@@ -118,16 +104,8 @@ def test_workspace_has_a_bound():
     assert td.tile.workspace(*many, 2) == sums + pieces
     assert td.tile.workspace(*many, 2, out_itemsize=4) == pieces
     assert td.tile.workspace(10, 20, 30, 2) == (10 * 20 + 10 * 30 + 30 * 20) * 4
-    most = epilogue.PIECE_BYTES["numpy"]
-    assert td.tile.workspace(*many, 4, activation="gelu") == most
-    assert td.tile.workspace(10**5, 300, 1, 4, activation="gelu") == 109 * 300 * 4 <= most
-    on_gpu = td.tile.workspace(8192, 8192, 1, 2, "cublas", activation="gelu", bias_itemsize=2)
-    assert on_gpu == 4 * 2**24 + epilogue.PIECE_BYTES["cupy"] + 4 * 8192
-    assert td.tile.workspace(8192, 8192, 1, 2, "cublas", out_itemsize=4, bias_itemsize=4) == 0
     # lines of 7 halves are copied to 16 bytes each, whichever way they lie
     assert td.tile.workspace(64, 64, 7, 2, "wgmma_ws_persistent") == 2 * 64 * 16
-    with pytest.raises(KernelError, match="activation must be None or gelu, got 'relu'"):
-        td.tile.workspace(1, 1, 1, 4, activation="relu")
 
 
 # -- traffic -------------------------------------------------------------------------------------
@@ -157,7 +135,7 @@ def test_traffic_is_the_sum_over_the_real_tiles(shape, tile, itemsize):
 # -- what is refused -----------------------------------------------------------------------------
 
 X, Y, Z = np.zeros((4, 6), "f4"), np.zeros((6, 5), "f4"), np.zeros((4, 5), "f4")
-FROZEN, BOTH, ROOM = Z.copy(), np.zeros((4, 11), "f4"), np.zeros((4, 10), "f4")
+FROZEN, BOTH = Z.copy(), np.zeros((4, 11), "f4")
 FROZEN.flags.writeable = False
 LONG, COMPLEX, WHOLE = np.zeros((300, 300)), X.astype(complex), X.astype(int)
 REFUSED = [
@@ -176,14 +154,8 @@ REFUSED = [
     (X, Y, {"out": X}, r"float32 \(4, 5\) where a is, got float32 \(4, 6\)"),
     (X, Y, {"out": FROZEN}, "read-only"),
     (BOTH[:, :6], Y, {"out": BOTH[:, 5:10]}, "must not overlap a"),
-    (X, Y, {"alpha": 1j}, "alpha must be a real number"),
+    (X, Y, {"beta": 1j}, "beta must be a real number"),
     (X, Y, {"beta": 1}, r"beta=1 adds what out holds.*give out= an array"),
-    (X, Y, {"activation": "relu"}, "None or gelu, got 'relu'"),
-    (X, Y, {"bias": np.zeros(5)}, r"bias must be .* float32 \(5,\) where a is, got float64"),
-    (X, Y, {"bias": ROOM[0, :5], "out": ROOM[:, :5]}, "must not overlap bias"),
-    (X, Y, {**GELU, "preactivation": X}, r"preactivation must be .* float32 \(4"),
-    (X, Y, {**GELU, "preactivation": Z, "out": Z}, "must not overlap out"),
-    (X, Y, {"preactivation": Z}, "is what activation= is applied to"),
 ]
 
 

@@ -138,7 +138,8 @@ def gemm_ex(*arguments):
     factor = ctypes.c_double if g.compute_type == "64F" else ctypes.c_float
     alpha, beta = (factor.from_address(x).value for x in (g.alpha, g.beta))
     x, y = b if g.transb else b.T, a if g.transa else a.T
-    matmul(x, y, out=out.T, alpha=alpha, beta=beta)
+    assert alpha == 1
+    matmul(x, y, out=out.T, beta=beta)
 
 
 class Module:

@@ -1,4 +1,4 @@
-"""C = alpha A B + beta C in place: what neither NumPy nor CuPy has a name for, straight from BLAS.
+"""C = A B + beta C in place: what neither NumPy nor CuPy has a name for, straight from BLAS.
 
     NumPy   gemm of the BLAS in SciPy, called where SciPy publishes it
     CuPy    cublasGemmEx, which multiplies halves too, also into a float32 C
@@ -30,8 +30,8 @@ _LARGEST = 2**31 - 1
 """Extents and strides are 32-bit ints in SciPy's BLAS and in cublasGemmEx."""
 
 
-def gemm(a: Array, b: Array, c: Array, alpha: float = 1.0, beta: float = 0.0) -> None:
-    """None, once c [m, n] holds alpha a @ b + beta c for a [m, k] and b [k, n].
+def gemm(a: Array, b: Array, c: Array, beta: float = 0.0) -> None:
+    """None, once c [m, n] holds a @ b + beta c for a [m, k] and b [k, n].
 
     NumPy arrays are float32 or float64, all three of one type. CuPy arrays may also be float16
     or bfloat16, with c of their type or float32; sums are float32 for both. With a beta of 0 what
@@ -44,9 +44,9 @@ def gemm(a: Array, b: Array, c: Array, alpha: float = 1.0, beta: float = 0.0) ->
     time. Shapes, types and overlap were checked before; extents of 2^31 are refused.
 
     >>> c = np.ones((2, 2))
-    >>> gemm(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), c, alpha=2.0, beta=1.0)
+    >>> gemm(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), c, beta=1.0)
     >>> c.tolist()
-    [[3.0, 5.0], [7.0, 9.0]]
+    [[2.0, 3.0], [4.0, 5.0]]
     """
     xp = array_namespace(a, b, c)
     if max(*c.shape, a.shape[1]) > _LARGEST:
@@ -61,7 +61,7 @@ def gemm(a: Array, b: Array, c: Array, alpha: float = 1.0, beta: float = 0.0) ->
         turns = [_leading(each) is None for each in (x, y)]
         steps = [_leading(m.T if turn else m) for m, turn in zip((x, y), turns, strict=True)]
         run = _on_cpu if xp is np else _on_gpu
-        run(x, y, c, turns, [*steps, _leading(c)], alpha, beta)
+        run(x, y, c, turns, [*steps, _leading(c)], beta)
         return
     with on_device(c):
         scratch = xp.empty((min(PANEL_ROWS, c.shape[0]), c.shape[1]), c.dtype)
@@ -71,7 +71,7 @@ def gemm(a: Array, b: Array, c: Array, alpha: float = 1.0, beta: float = 0.0) ->
         part = scratch[: len(panel)]
         if beta:
             part[...] = panel
-        gemm(a[i : i + PANEL_ROWS], b, part, alpha, beta)
+        gemm(a[i : i + PANEL_ROWS], b, part, beta)
         panel[...] = part
 
 
@@ -102,14 +102,12 @@ def _unit_stride(x: Array, xp: ModuleType) -> Array:
 # -- the libraries: c's columns are contiguous; which operands are transposed, their strides -------
 
 
-def _on_cpu(
-    a: Array, b: Array, c: Array, turns: list[bool], steps: list[Any], alpha: float, beta: float
-) -> None:
+def _on_cpu(a: Array, b: Array, c: Array, turns: list[bool], steps: list[Any], beta: float) -> None:
     call, integer, real = _blas("sgemm" if c.itemsize == 4 else "dgemm")
     m, n, k, lda, ldb, ldc = (
         ctypes.byref(integer(each)) for each in (*c.shape, b.shape[0], *steps)
     )
-    by, plus = (ctypes.byref(real(each)) for each in (alpha, beta))
+    by, plus = (ctypes.byref(real(each)) for each in (1.0, beta))
     x, y, z = (each.ctypes.data for each in (a, b, c))
     call(*(b"T" if each else b"N" for each in turns), m, n, k, by, x, lda, y, ldb, plus, z, ldc)
 
@@ -141,12 +139,10 @@ _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 """cudaDataType_t, by the names of the element types (CUDA's library_types.h)."""
 
 
-def _on_gpu(
-    a: Array, b: Array, c: Array, turns: list[bool], steps: list[Any], alpha: float, beta: float
-) -> None:
+def _on_gpu(a: Array, b: Array, c: Array, turns: list[bool], steps: list[Any], beta: float) -> None:
     cuda, double = array_namespace(c).cuda, c.dtype.name == "float64"
     # in the type that is summed in; the call reads them on the host before it returns
-    scalars = np.array([alpha, beta], np.float64 if double else np.float32)
+    scalars = np.array([1.0, beta], np.float64 if double else np.float32)
     x, y, z = (
         (each.data.ptr, _CUDA_TYPES[each.dtype.name], step)
         for each, step in zip((a, b, c), steps, strict=True)

@@ -11,7 +11,7 @@ from tiledask.tile import numpy_kernels
 from tiledask.tile.backend import HALVES, Array, GpuInfo, probe
 from tiledask.tile.choice.config import Config, configs, runs_on
 from tiledask.tile.cuda.launch import launch
-from tiledask.tile.epilogue import Epilogue, activation_bytes
+from tiledask.tile.gemm import gemm
 from tiledask.tile.levels import Tile, TileTraffic, as_tile
 
 __all__ = ["Kernel", "KernelTable", "Sizes", "find", "kernels", "lookup", "meant"]
@@ -26,12 +26,6 @@ class Sizes(NamedTuple):
     itemsize: int  # Bytes of an element of a and b
     out_itemsize: int
     tile: Tile | None
-    bias: bool = False
-    activation: str | None = None
-
-    def activated(self, m: int, n: int, arrays: str = "numpy") -> int:
-        """Bytes that the activation of [m, n] allocates at one time."""
-        return activation_bytes(m, n, max(self.itemsize, 4), arrays) if self.activation else 0
 
 
 def _tiled_workspace(sizes: Sizes) -> int:
@@ -40,22 +34,15 @@ def _tiled_workspace(sizes: Sizes) -> int:
     # the accumulator and one tile product; halves are widened a tile at a time, and then no more
     wide = max(sizes.itemsize, 4)
     copies = (tm * tk + tk * tn) * wide if sizes.itemsize < wide else 0
-    return 2 * tm * tn * wide + max(copies, sizes.activated(tm, tn))
+    return 2 * tm * tn * wide + copies
 
 
 def _blas_workspace(sizes: Sizes) -> int:
     if sizes.itemsize != 2:
-        return sizes.activated(sizes.m, sizes.n)
+        return 0
     tm, tn, tk = map(min, numpy_kernels.half_tile(sizes.out_itemsize), sizes[:3])
     beside = tm * tk + tk * tn + (tm * tn if sizes.out_itemsize == 2 else 0)
-    return 4 * beside + sizes.activated(tm, tn)
-
-
-def _cublas_workspace(sizes: Sizes) -> int:
-    if sizes.out_itemsize != 2 or not (sizes.bias or sizes.activation):
-        return sizes.activated(sizes.m, sizes.n, "cupy")
-    rows = min(numpy_kernels.half_rows(sizes.n), sizes.m)
-    return 4 * rows * sizes.n + sizes.activated(rows, sizes.n, "cupy")
+    return 4 * beside
 
 
 def _copies(sizes: Sizes) -> int:
@@ -77,8 +64,8 @@ class Kernel:
     name: str
     arrays: str  # "numpy" or "cupy"
     dtypes: tuple[str, ...]
-    run: Callable[[Array, Array, Array, Any, Epilogue], TileTraffic | None]
-    """(a, b, out, tile, epilogue): writes what the epilogue makes of a @ b into out."""
+    run: Callable[[Array, Array, Array, Any, float], TileTraffic | None]
+    """(a, b, out, tile, beta): writes a @ b + beta out into out."""
     workspace: Callable[[Sizes], int] = lambda sizes: 0
     """Bytes it allocates besides a, b, out and the rest of what it is given."""
     tile: Tile | None = None  # What it uses if none is given; None for a library's own
@@ -195,7 +182,7 @@ kernels = KernelTable(
         _ours("sgemm_warptiled", ("float32",), workspace=_copies),
         _ours("mma_multistage", HALVES, workspace=_copies),
         _ours("wgmma_ws_persistent", HALVES, workspace=_copies, chooses=True),
-        Kernel("cublas", "cupy", _ALL, numpy_kernels.cublas, _cublas_workspace),
+        Kernel("cublas", "cupy", _ALL, lambda a, b, out, tile, beta: gemm(a, b, out, beta=beta)),
     )
 )
 

@@ -23,13 +23,12 @@ from tiledask.tile.cuda.build import file_text
 
 pytestmark = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason() or "-")
 
-ALL = dict.fromkeys(("HAS_BETA", "HAS_BIAS", "HAS_GELU", "HAS_BEFORE"), 1)
-PLAIN = dict.fromkeys((*ALL, "PAIRS", "BIAS_BY_ROW"), 0)
+PLAIN = {"HAS_BETA": 0, "PAIRS": 0}
 SMEM, SGEMM, MMA, WGMMA = (kernel for kernel in configs if kernel != "tiled")
 CODE_BYTES = 64 * 1024
 """The most instructions that a kernel may have: what no cache holds is fetched for every tile."""
 ROUND_TRIPS = 8
-"""Times that a thread may stand still for what it reads of C and bias, a tile."""
+"""Times that a thread may stand still for what it reads of C, a tile."""
 DEVICES = {"sm_80": "A100-40GB", "sm_90": "H100", "sm_90a": "H100"}
 
 
@@ -101,12 +100,11 @@ def drawn(kernel, number):
     """(configuration, macros) of what a launch may ask; how C goes out is decided by the rest."""
     draw = Random(f"{kernel} {number}")
     flags = {name: draw.choice((0, 1)) for name in ("A_TURNED", "B_TURNED", *PLAIN)}
-    flags["BIAS_BY_ROW"] &= flags["HAS_BIAS"]
     kind = "float" if kernel == SGEMM else draw.choice(("bf16", "f16"))
     flags["OUT"] = draw.choice((kind, "float"))
     config = draw.choice(configs[kernel])
     if kernel == WGMMA:
-        plain = not (flags["HAS_BETA"] or flags["HAS_BEFORE"] or flags["OUT"] == "float")
+        plain = not flags["HAS_BETA"] and flags["OUT"] != "float"
         config = hopper(config.block[1], draw.choice((1, 2)), plain and flags["PAIRS"] == 1)
     return config, macros_of(config, kind, **flags)
 
@@ -127,7 +125,7 @@ def test_any_variant_compiles_without_spills_and_nothing_is_ignored(tmp_path, co
     archs = ["sm_90a"] if config.kernel == WGMMA else ["sm_80", "sm_90"]
     for arch in archs:
         code, registers, _ = compile_it(config.kernel, arch, macros)
-        if macros["HAS_BETA"] or macros["HAS_BIAS"]:
+        if macros["HAS_BETA"]:
             assert 1 <= round_trips(machine_code(code, tmp_path)) <= ROUND_TRIPS
         if config.kernel == WGMMA:
             # 384 threads share 65,536 registers until the producer gives some of its own away

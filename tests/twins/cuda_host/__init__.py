@@ -26,9 +26,9 @@ HERE = Path(__file__).parent
 SOURCES = {".cpp", ".h", ".cuh"}
 KEPT = HERE.parents[2] / "build" / "cuda_host"
 """Where the machine's object stays: `make clean` removes it."""
-CHOSEN = ("HAS_BIAS", "HAS_GELU", "BIAS_BY_ROW", "HAS_BETA", "HAS_BEFORE", "PAIRS")
-"""Macros that one build may leave open until the launch: host::chosen. Of wgmma_ws_persistent the
-first three: on the others depends how many columns it takes at once."""
+CHOSEN = ("HAS_BETA", "PAIRS")
+"""Macros that one build leaves open until the launch: host::chosen. Of wgmma_ws_persistent none: on
+them depends how many columns it takes at once."""
 READ, WRITE, COPY, LDMATRIX = range(4)
 """Kinds of instructions on shared memory, as gpu.cuh beside this file numbers them."""
 FEWEST_REGISTERS = 168
@@ -176,14 +176,13 @@ def host_tensor_map(dtype, address, sizes, strides, box):
 class HostGpu:
     """`launch` on the host: the kernels that it has built, and cases that run on them."""
 
-    def __init__(self, folder, faults, plain):
-        self.folder, self.faults, self.plain = folder, faults, plain
-        self.seed, self.built = 1, {}
+    def __init__(self, folder, faults):
+        self.folder, self.faults, self.seed, self.built = folder, faults, 1, {}
 
     def kernel(self, name, macros, shared):
         """What stands for `launch._kernel`."""
         macros = dict(macros)
-        chosen = CHOSEN[: 3 if name == "wgmma_ws_persistent" else None] if self.plain else ()
+        chosen = () if name == "wgmma_ws_persistent" else CHOSEN
         fixed = {key: value for key, value in macros.items() if key not in chosen}
         key = (name, *sorted(fixed.items()))
         if key not in self.built:
@@ -198,8 +197,8 @@ class HostGpu:
         """What the kernel says that it loads; HostFault if C is wrong, or what lies around it."""
         self.seed, said = case.seed + 1, []
 
-        def run(a, b, out, epilogue):
-            said.append(launch.launch(name, a, b, out, tile, epilogue))
+        def run(a, b, out, beta):
+            said.append(launch.launch(name, a, b, out, tile, beta))
 
         error = check(run, case, empty=lent_empty)
         if not error.right:
@@ -233,12 +232,9 @@ class HostGpu:
 
 
 @contextmanager
-def host_gpu(folder, faults=(), multiprocessors=2, plain=True):
-    """Lets `launch` run its kernels on the host, on lent arrays.
-
-    ``plain`` builds one kernel for every epilogue, which is quicker than one for each.
-    """
-    gpu = HostGpu(folder, faults, plain)
+def host_gpu(folder, faults=(), multiprocessors=2):
+    """Lets `launch` run its kernels on the host, on lent arrays."""
+    gpu = HostGpu(folder, faults)
     with lent_copies(), ExitStack() as patches:
         for module, name, value in (
             (launch, "_kernel", gpu.kernel),

@@ -21,7 +21,7 @@ import numpy as np
 
 from tiledask.plan.intervals import split
 from tiledask.tile.backend import array_namespace, namespace
-from tiledask.tile.epilogue import gelu, gelu_grad
+from tiledask.tile.elementwise import gelu, gelu_grad
 
 __all__ = ["FeedForward", "HalfFeedForward", "flat", "stack"]
 

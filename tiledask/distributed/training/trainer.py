@@ -31,7 +31,7 @@ from tiledask.plan.program.ops import Op
 from tiledask.plan.program.program import Program
 from tiledask.tile import layers as tile
 from tiledask.tile.backend import accumulator, as_dtype
-from tiledask.tile.epilogue import pieces
+from tiledask.tile.elementwise import pieces
 from tiledask.tile.layers.by_name import KERNELS, RankPart
 from tiledask.tile.layers.random import draw
 from tiledask.tile.memory import Pool

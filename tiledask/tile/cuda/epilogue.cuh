@@ -1,17 +1,12 @@
-// What becomes of a sum on its way into C: activation(alpha * sum + beta * C + bias).
-//
-//   C    ---.       .---> before        Everything is computed in float32 and rounded once, to C's
-//            v      |                   type. beta = 0 does not read C, which may be uninitialised
-//   sum ---> y -----+---> C             memory: 0 * NaN is NaN. What lies beyond C's edges is neither
-//            ^        gelu              read nor written, by a predicate of each access: no branches.
-//   bias ---'
+// What becomes of a sum on its way into C: sum + beta C, computed in float32 and rounded once, to C's
+// type. beta = 0 does not read C, which may be uninitialised memory: 0 * NaN is NaN. What lies beyond
+// C's edges is neither read nor written, by a predicate of each access: no branches.
 //
 // A value of C is a round trip to memory away, a thousand cycles and more. A thread therefore asks for
 // all that it needs before it touches any of it (Share), and waits once instead of once for each.
 //
-// On the compiler's command line, 1 or 0: HAS_BETA, HAS_BIAS, HAS_GELU, HAS_BEFORE (what there is of
-// this), BIAS_BY_ROW (the bias has a value per row, else per column), PAIRS (C moves by two neighbours
-// of a row: rows start at multiples of two elements and end there).
+// On the compiler's command line, 1 or 0: HAS_BETA (C is read), PAIRS (C moves by two neighbours of a
+// row: rows start at multiples of two elements and end there).
 
 #pragma once
 
@@ -19,15 +14,9 @@
 
 typedef long long stride_t;  // a product of two ints overflows 32 bits from 46341 x 46341 on
 
-struct Epilogue {
-    float alpha, beta;
-    const float* bias;
-};
-
 // Element (i, j) lies at data[i * row + j * col], strides in elements.
 template <class T> struct Result {
     T* data;
-    T* before;  // where the values before the activation go, laid out as C is
     stride_t row, col;
 
     __device__ inline stride_t at(int i, int j) const { return i * row + j * col; }
@@ -47,26 +36,11 @@ template <int ROWS, int COLS> __device__ inline Place place_of(int tile, int m, 
     return Place{(band * RASTER + within % rows) * ROWS, within / rows * COLS};
 }
 
-// GELU by its tanh form, as tiledask.tile.gelu has it, without tanh, which has branches:
-//
-//   x/2 (1 + tanh u) = x / (1 + e^-2u),  u = sqrt(2 / pi) (x + 0.044715 x^3)
-//
-// e^-2u = 2^(-2u / ln 2), and 2 sqrt(2 / pi) / ln 2 = 2.302208198. For x far below 0 the power is
-// infinite and its reciprocal 0: the result is -0.
-__device__ inline float gelu(float x) {
-    const float slope = 2.302208198f;
-    return x * reciprocal(1.0f + power_of_2(-x * (slope + slope * 0.044715f * x * x)));
-}
-
 // One element of C.
 template <class T>
-__device__ inline void store(const Epilogue& e, const Result<T>& c, int i, int j, float sum) {
-    const stride_t at = c.at(i, j);
-    float y = e.alpha * sum;
-    if (HAS_BETA) y += e.beta * to_float(c.data[at]);
-    if (HAS_BIAS) y += e.bias[BIAS_BY_ROW ? i : j];
-    if (HAS_BEFORE) c.before[at] = from_float<T>(y);
-    c.data[at] = from_float<T>(HAS_GELU ? gelu(y) : y);
+__device__ inline void store(float beta, const Result<T>& c, int i, int j, float sum) {
+    T* to = c.data + c.at(i, j);
+    *to = from_float<T>(HAS_BETA ? sum + beta * to_float(*to) : sum);
 }
 
 template <class T> struct __align__(2 * sizeof(T)) Pair { T x, y; };
@@ -77,12 +51,11 @@ template <class T> struct __align__(2 * sizeof(T)) Pair { T x, y; };
 template <class T, int ROWS, int ROW_STEP, int COLS, int COL_STEP> struct Share {
     static constexpr int N = ROWS * COLS;
     const Result<T>& c;
-    int i, j;         // the first element
-    int down, right;  // rows and columns from there to the edges of C
-    stride_t first;   // elements from where C begins
+    int down, right;  // rows and columns from its first element to the edges of C
+    stride_t first;   // elements from where C begins to there
 
     __device__ inline Share(const Result<T>& c, int i, int j, int m, int n)
-        : c(c), i(i), j(j), down(m - i), right(n - j), first(c.at(i, j)) {}
+        : c(c), down(m - i), right(n - j), first(c.at(i, j)) {}
 
     // Whether element q of pair p of row r is inside of C.
     __device__ inline bool inside(int r, int p, int q) const {
@@ -93,39 +66,14 @@ template <class T, int ROWS, int ROW_STEP, int COLS, int COL_STEP> struct Share 
     }
     __device__ inline stride_t col() const { return PAIRS ? 1 : c.col; }
 
-    // Sums -> what goes to C, and the values before the activation to where they are wanted.
-    __device__ inline void finish(const Epilogue& e, float* y) const {
+    // Sums -> what goes to C.
+    __device__ inline void finish(float beta, float* y) const {
+        if (!HAS_BETA) return;
         Pair<T> held[N];
-        float bias[2 * COLS], row_bias[ROWS];
-        if (HAS_BETA) read(held);
-        if (HAS_BIAS && BIAS_BY_ROW) {
+        read(held);
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                row_bias[r] = global_read_if(r * ROW_STEP < down, e.bias + i + r * ROW_STEP);
-            }
-        }
-        if (HAS_BIAS && !BIAS_BY_ROW) {
-#pragma unroll
-            for (int q = 0; q < 2 * COLS; ++q) {
-                const int column = q / 2 * COL_STEP + q % 2;
-                bias[q] = global_read_if(column < right, e.bias + j + column);
-            }
-        }
-#pragma unroll
-        for (int q = 0; q < 2 * N; ++q) {
-            const int r = q / 2 % ROWS, p = q / 2 / ROWS;
-            y[q] *= e.alpha;
-            if (HAS_BETA) y[q] += e.beta * to_float(q % 2 ? held[q / 2].y : held[q / 2].x);
-            if (HAS_BIAS) y[q] += BIAS_BY_ROW ? row_bias[r] : bias[2 * p + q % 2];
-        }
-        if (HAS_BEFORE) write(c.before, y);
-        if (HAS_GELU) {
-#pragma unroll
-            for (int q = 0; q < 2 * N; ++q) y[q] = gelu(y[q]);
-        }
+        for (int q = 0; q < 2 * N; ++q) y[q] += beta * to_float(q % 2 ? held[q / 2].y : held[q / 2].x);
     }
-
-    __device__ inline void store(const float* y) const { write(c.data, y); }
 
     __device__ inline void read(Pair<T> (&held)[N]) const {
 #pragma unroll
@@ -141,11 +89,11 @@ template <class T, int ROWS, int ROW_STEP, int COLS, int COL_STEP> struct Share 
         }
     }
 
-    __device__ inline void write(T* data, const float* y) const {
+    __device__ inline void store(const float* y) const {
 #pragma unroll
         for (int q = 0; q < N; ++q) {
             const int r = q % ROWS, p = q / ROWS;
-            T* to = data + at(r, p);
+            T* to = c.data + at(r, p);
             const Pair<T> x = {from_float<T>(y[2 * q]), from_float<T>(y[2 * q + 1])};
             if (PAIRS) {
                 global_write_if(inside(r, p, 0), reinterpret_cast<Pair<T>*>(to), x);

@@ -7,8 +7,8 @@
 
 Operands of all but the first whose lines do not start on boundaries of 16 bytes are copied. The
 last chooses its tile where none is given (`hopper_tile`), and C leaves through shared memory where
-its rows start and end on such boundaries and it is of the operands' type and neither read nor
-wanted before the activation; else by pairs, or one by one.
+its rows start and end on such boundaries and it is of the operands' type and not read; else by
+pairs, or one by one.
 """
 
 from functools import cache, lru_cache
@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import Array, array_namespace, namespace
+from tiledask.tile.backend import Array, namespace
 from tiledask.tile.choice.config import config_of, hopper_tile
 from tiledask.tile.cuda import build
 from tiledask.tile.cuda.operands import MatrixLayout, address_of, layout, padded, tensor_map
-from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.levels import Tile, TileTraffic, traffic
 
 __all__ = ["launch"]
@@ -31,7 +30,6 @@ _MAX_EXTENT = 2**31 - 512
 _MAX_GRID_Y = 65_535
 """Blocks in the grid's y direction (CUDA C++ Programming Guide, table of capabilities)."""
 _TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "float"}
-_NULL = np.uint64(0)
 
 _Macros = tuple[tuple[str, Any], ...]
 """(name, value) of each."""
@@ -55,36 +53,20 @@ class _Plan(NamedTuple):
 
 
 def launch(
-    name: str, a: Array, b: Array, out: Array, tile: Tile | None, epilogue: Epilogue
+    name: str, a: Array, b: Array, out: Array, tile: Tile | None, beta: float
 ) -> TileTraffic:
     """Launch the kernel ``name`` on the stream in use, without waiting; count what its grid loads.
 
     a, b and out were checked before. Where C's columns lie together it computes C^T = B^T A^T:
     threads that are neighbours write neighbours of a row, and the count is that product's.
     """
-    turned, before, bias = False, epilogue.preactivation, epilogue.bias
     if name != "smem_tiled":
         a, b, c = padded(a), padded(b), layout(out)
-        turned = c.by_columns and not c.by_rows
-    if turned:
-        a, b, out, before = b.T, a.T, out.T, None if before is None else before.T
+        if c.by_columns and not c.by_rows:
+            a, b, out = b.T, a.T, out.T
     x, y, z = map(layout, (a, b, out))
-    beside = z if before is None else layout(before)
-    if (beside.row, beside.column) != (z.row, z.column):
-        raise KernelError(
-            f"on a GPU preactivation must lie as out does, strides of {z[4:6]} elements, got "
-            f"{beside[4:6]}; make it with cupy.empty_like(out)"
-        )
-    boundary = min(z.boundary, beside.boundary)
-    ending = (  # whether C and what goes beside it move by two neighbours of a row; what there is
-        ("PAIRS", int(z.by_rows and z.columns % 2 == 0 and boundary >= 2 * z.itemsize)),
-        ("HAS_BETA", int(epilogue.loads_c)),
-        ("HAS_BIAS", int(bias is not None)),
-        ("HAS_GELU", int(epilogue.activation is not None)),
-        ("HAS_BEFORE", int(before is not None)),
-        ("BIAS_BY_ROW", int(bias is not None and turned)),
-    )
-    plan = _plan(name, x, y, z, tile, ending, _multiprocessors() if name.startswith("wgmma") else 0)
+    many = _multiprocessors() if name.startswith("wgmma") else 0
+    plan = _plan(name, x, y, z, tile, beta != 0, many)
     if plan.maps:
         maps = [
             box and tensor_map(lies.dtype, address_of(each), *box)
@@ -94,18 +76,8 @@ def launch(
         inputs: list[Any] = [*maps[:2], maps[0] if maps[2] is None else maps[2]]
     else:
         inputs = [a, *_strides(x), b, *_strides(y)]
-    if bias is not None and bias.strides[0] != bias.itemsize:
-        bias = array_namespace(bias).ascontiguousarray(bias)
-    arguments = (
-        *map(np.int32, (z.rows, z.columns, x.columns)),
-        *inputs,
-        out,
-        _NULL if before is None else before,
-        *_strides(z),
-        np.float32(epilogue.alpha),
-        np.float32(epilogue.beta),
-        _NULL if bias is None else bias,
-    )
+    sizes = map(np.int32, (z.rows, z.columns, x.columns))
+    arguments = (*sizes, *inputs, out, *_strides(z), np.float32(beta))
     kernel = _kernel(name, plan.macros, plan.shared)
     kernel(plan.grid, plan.block, arguments, shared_mem=plan.shared)
     return plan.counted
@@ -122,7 +94,7 @@ def _plan(
     b: MatrixLayout,
     c: MatrixLayout,
     tile: Tile | None,
-    ending: _Macros,
+    beta: bool,
     multiprocessors: int,
 ) -> _Plan:
     m, k, n = a.rows, a.columns, b.columns
@@ -133,17 +105,20 @@ def _plan(
             f"{name} takes up to {most} rows, and {_MAX_EXTENT} columns, got {m} x {k} by {k} x "
             f"{n}; cut the product into blocks or use kernel='cublas'"
         )
+    # whether C moves by two neighbours of a row, and is read
+    pairs = c.by_rows and c.columns % 2 == 0 and c.boundary >= 2 * c.itemsize
     lies = (
-        *(*ending, ("TYPE", _TYPES[a.dtype]), ("OUT", _TYPES[c.dtype])),
+        *(("PAIRS", int(pairs)), ("HAS_BETA", int(beta))),
+        *(("TYPE", _TYPES[a.dtype]), ("OUT", _TYPES[c.dtype])),
         *(("A_TURNED", int(not a.by_rows)), ("B_TURNED", int(b.by_rows))),
     )
     if name == "wgmma_ws_persistent":
-        return _hopper_plan(a, b, c, tile, lies, multiprocessors)
+        return _hopper_plan(a, b, c, tile, lies, beta, multiprocessors)
     assert tile is not None  # only that kernel chooses one by the product
     across, down = -(-n // columns), -(-m // rows)
-    counted = traffic(m, n, k, tile, a.itemsize, bool(dict(ending)["HAS_BETA"]), c.itemsize)
+    counted = traffic(m, n, k, tile, a.itemsize, beta, c.itemsize)
     if name == "smem_tiled":  # whose threads move single elements
-        macros = ("TILE", rows), ("PAIRS", 0), *ending[1:]
+        macros = ("TILE", rows), ("PAIRS", 0), ("HAS_BETA", int(beta))
         return _Plan(macros, (across, down), (rows, rows), 0, counted)
     config = config_of(name, a.dtype, tile)
     sizes = ("TILE_M", rows), ("TILE_N", columns), ("TILE_K", depth), ("STAGES", config.stages)
@@ -157,19 +132,18 @@ def _hopper_plan(
     c: MatrixLayout,
     tile: Tile | None,
     macros: _Macros,
+    beta: bool,
     multiprocessors: int,
 ) -> _Plan:
-    used = dict(macros)
     # the copy engine writes whole 16 bytes, beyond the last column too if that ends between them
     whole = c.by_rows and c.boundary == 16 and c.columns * c.itemsize % 16 == 0
-    staged = whole and c.dtype == a.dtype and not (used["HAS_BETA"] or used["HAS_BEFORE"])
+    staged = whole and c.dtype == a.dtype and not beta
     config = hopper_tile(c.rows, c.columns, a.columns, multiprocessors, staged, tile)
     columns, cluster = config.block[1], config.cluster
     # a cluster's tile: what it loads of B leaves L2 once, and the copy engine writes it into the
     # shared memory of both blocks; each loads its own of A; boxes end at the matrices' edges
     together = (128 * cluster, columns, 64)
-    beta, size = bool(used["HAS_BETA"]), c.itemsize
-    counted = traffic(c.rows, c.columns, a.columns, together, a.itemsize, beta, size)
+    counted = traffic(c.rows, c.columns, a.columns, together, a.itemsize, beta, c.itemsize)
     clusters = -(-c.rows // together[0]) * -(-c.columns // columns)
     blocks = min(clusters, max(1, multiprocessors // cluster)) * cluster
     sizes = ("TILE_N", columns), ("STAGES", config.stages), ("CLUSTER", cluster)

@@ -1,5 +1,5 @@
-// C = activation(alpha A B + beta C + bias) on the tensor cores of a warp, from sm_80 on: bf16 and
-// fp16, summed in float32, copies several stages ahead of the arithmetic.
+// C = A B + beta C on the tensor cores of a warp, from sm_80 on: bf16 and fp16, summed in float32,
+// copies several stages ahead of the arithmetic.
 //
 //                          n                      level      what it is           what it owns
 //                 .-----+-----+-----.             grid       blockIdx.x: a tile   C, by tiles in a
@@ -101,8 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 mma_multistage(int m, int n, int k,
                const TYPE* a, stride_t a_row, stride_t a_col,
                const TYPE* b, stride_t b_row, stride_t b_col,
-               OUT* c, OUT* before, stride_t c_row, stride_t c_col,
-               float alpha, float beta, const float* bias) {
+               OUT* c, stride_t c_row, stride_t c_col, float beta) {
     TYPE* memory = reinterpret_cast<TYPE*>(dynamic_shared());
     const Place tile = place_of<TILE_M, TILE_N>(blockIdx.x, m, n), warp = place_of_warp();
     const int steps = (k + TILE_K - 1) / TILE_K;
@@ -142,8 +141,7 @@ mma_multistage(int m, int n, int k,
         }
     }
 
-    const Result<OUT> result = {c, before, c_row, c_col};
-    const Epilogue e = {alpha, beta, bias};
+    const Result<OUT> result = {c, c_row, c_col};
     const int lane = threadIdx.x % 32;
     float* rows = reinterpret_cast<float*>(memory) + threadIdx.x / 32 * 16 * ROW_PITCH;
     // since the last barrier only what nobody multiplies is read: the stages are free for sums
@@ -162,6 +160,6 @@ mma_multistage(int m, int n, int k,
             sums[r][j][q % 4] = sums[r + 1][j][q % 4];
         }
         const Place corner = {tile.row + warp.row + 16 * i, tile.col + warp.col};
-        store_rows<16, 1, ROW_PITCH>(e, result, corner, m, n, rows);
+        store_rows<16, 1, ROW_PITCH>(beta, result, corner, m, n, rows);
     }
 }

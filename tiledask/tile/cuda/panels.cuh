@@ -106,7 +106,7 @@ template <class T, int EXTENT, int TURNED, class Layout> struct Copier {
 // of a tile would outgrow the cache of instructions: it is in a loop, in which the sums that come next
 // move to where the first were, as a register cannot be chosen at run time.
 template <int ROWS, int STEP, int PITCH>
-__device__ inline void store_rows(const Epilogue& e, const Result<OUT>& c, Place corner,
+__device__ inline void store_rows(float beta, const Result<OUT>& c, Place corner,
                                   int m, int n, const float* rows) {
     const int ACROSS = WARP_N / 2, DOWN = 32 / ACROSS;  // lanes
     const int AT_ONCE = ROWS / DOWN < 8 ? ROWS / DOWN : 8;            // rows of a lane
@@ -123,7 +123,7 @@ __device__ inline void store_rows(const Epilogue& e, const Result<OUT>& c, Place
         }
         const Share<OUT, AT_ONCE, DOWN * STEP, 1, 0> share(
             c, corner.row + first * STEP, corner.col + col, m, n);
-        share.finish(e, y);
+        share.finish(beta, y);
         share.store(y);
     }
     __syncwarp();  // all lanes have read them, the next may come

@@ -1,5 +1,5 @@
-// C = activation(alpha A B + beta C + bias) in float32 on CUDA cores, from sm_80 on: tiles within
-// tiles, down to 64 sums in the registers of a thread, copies a stage ahead of the arithmetic.
+// C = A B + beta C in float32 on CUDA cores, from sm_80 on: tiles within tiles, down to 64 sums in
+// the registers of a thread, copies a stage ahead of the arithmetic.
 //
 //                          n                      level      what it is           what it owns
 //                 .-----+-----+-----.             grid       blockIdx.x: a tile   C, by tiles in a
@@ -103,8 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 sgemm_warptiled(int m, int n, int k,
                 const TYPE* a, stride_t a_row, stride_t a_col,
                 const TYPE* b, stride_t b_row, stride_t b_col,
-                OUT* c, OUT* before, stride_t c_row, stride_t c_col,
-                float alpha, float beta, const float* bias) {
+                OUT* c, stride_t c_row, stride_t c_col, float beta) {
     float* memory = reinterpret_cast<float*>(dynamic_shared());
     const Place tile = place_of<TILE_M, TILE_N>(blockIdx.x, m, n), warp = place_of_warp();
     const Lane lane;
@@ -144,8 +143,7 @@ sgemm_warptiled(int m, int n, int k,
         from = from + 1 < STAGES ? from + 1 : 0;
     }
 
-    const Result<OUT> result = {c, before, c_row, c_col};
-    const Epilogue e = {alpha, beta, bias};
+    const Result<OUT> result = {c, c_row, c_col};
     float* rows = memory + threadIdx.x / 32 * 8 * ROW_PITCH;
     __syncthreads();  // everyone has read the last stage
 #pragma unroll 1
@@ -161,7 +159,7 @@ sgemm_warptiled(int m, int n, int k,
                 for (int q = 0; q < 12; ++q) x[q / 4][q % 4] = x[q / 4 + 1][q % 4];  // the next row
             }
             const Place corner = {tile.row + warp.row + i * PATCH_M + r, tile.col + warp.col};
-            store_rows<8, 4, ROW_PITCH>(e, result, corner, m, n, rows);
+            store_rows<8, 4, ROW_PITCH>(beta, result, corner, m, n, rows);
         }
     }
 }

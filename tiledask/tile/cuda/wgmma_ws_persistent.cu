@@ -1,5 +1,5 @@
-// C = activation(alpha A B + beta C + bias) on Hopper's tensor cores, in bf16 or fp16, summed in
-// float32: tiles brought by the copy engine, multiplied by two warp groups, one block per SM for good.
+// C = A B + beta C on Hopper's tensor cores, in bf16 or fp16, summed in float32: tiles brought by the
+// copy engine, multiplied by two warp groups, one block per SM for good.
 //
 //                          n                      level      what it is              what it owns
 //                 .-----+-----+-----.             grid       one block per SM,       tiles 0, p, 2p...
@@ -29,9 +29,8 @@
 //
 // On the compiler's command line: TYPE (bf16, f16), OUT (the same, or float), TILE_N (128, 256),
 // STAGES (2 or more), CLUSTER (1, 2), A_TURNED (1: A is contiguous along m), B_TURNED (1: along n),
-// STAGED (1: C goes through shared memory and out by the copy engine; it is of TYPE, neither read nor
-// wanted before the activation, and its rows start and end at multiples of 16 bytes), and of the
-// epilogue what epilogue.cuh has.
+// STAGED (1: C goes through shared memory and out by the copy engine; it is of TYPE and not read, and
+// its rows start and end at multiples of 16 bytes), and what epilogue.cuh has.
 
 #include "epilogue.cuh"
 #include "hopper.cuh"
@@ -46,19 +45,13 @@ const int PANEL_BYTES = ROWS * ROW_BYTES;
 
 const int LINE_COLS = ROW_BYTES / sizeof(OUT);  // of C
 
-// Columns whose C and bias are asked for at once: as many as there are registers for, which addresses
-// of elements take too that move one by one.
-const bool FEW_ADDRESSES = PAIRS || (!HAS_BETA && !HAS_BEFORE);
-const int AT_ONCE = FEW_ADDRESSES                                ? 64
-                    : HAS_BETA && HAS_BEFORE && sizeof(OUT) == 2 ? 16
-                                                                 : 32;
-// Elements that go to two places, or come and go one by one, take so much code that a loop is better.
-const bool UNROLLED = FEW_ADDRESSES && !HAS_BEFORE;
-const int TIMES = UNROLLED ? TILE_N : 1;
+// Columns of C that are asked for at once: as many as there are registers for, which addresses of
+// elements take too that move one by one.
+const int AT_ONCE = PAIRS || !HAS_BETA ? 64 : 32;
 
 static_assert(STAGES >= 2, "one stage is multiplied while others are filled");
 static_assert(TILE_N % (64 * CLUSTER) == 0, "each block loads its share of B by 64 columns");
-static_assert(!STAGED || (sizeof(OUT) == 2 && !HAS_BETA && !HAS_BEFORE), "halves, as made");
+static_assert(!STAGED || (sizeof(OUT) == 2 && !HAS_BETA), "halves, as made");
 
 struct Shared {
     char* base;
@@ -164,18 +157,10 @@ __device__ inline void fetch_c(const Result<OUT>& c, const Place& at, int consum
 // What a thread has of AT_ONCE columns of C: two rows, 8 apart, and a pair in every 8 columns.
 typedef Share<OUT, 2, 8, AT_ONCE / 8, 8> Part;
 
-// In a loop that is not unrolled the next AT_ONCE columns have to become the first, where its code
-// finds them: a register cannot be chosen at run time.
-__device__ inline void move_up(float (&sums)[TILE_N / 2]) {
-    if (UNROLLED) return;
-#pragma unroll
-    for (int q = 0; q < (TILE_N - AT_ONCE) / 2; ++q) sums[q] = sums[q + AT_ONCE / 2];
-}
-
 #if STAGED
 // Sums -> shared memory, in panels of 128 bytes by ROWS -> C by the copy engine, which works on while
 // the next tile is multiplied.
-__device__ inline void store_tile(const Epilogue& e, const Result<OUT>& c, const TensorMap& map_c,
+__device__ inline void store_tile(float, const Result<OUT>&, const TensorMap& map_c,
                                   const Shared& s, const Place& at, int consumer, int m, int n,
                                   float (&sums)[TILE_N / 2]) {
     const int thread = threadIdx.x % GROUP_THREADS, lane = thread % 32;
@@ -184,16 +169,11 @@ __device__ inline void store_tile(const Epilogue& e, const Result<OUT>& c, const
     if (thread == 0) stores_have_read();  // the tile before this one
     group_sync(1 + consumer, GROUP_THREADS);
 #pragma unroll
-    for (int j = 0; j < TILE_N; j += AT_ONCE) {
-        float* y = sums + j / 2;
-        Part(c, at.row + consumer * ROWS + row, at.col + j + col, m, n).finish(e, y);
-#pragma unroll
-        for (int q = 0; q < AT_ONCE / 4; ++q) {
-            const int r = row + q % 2 * 8, byte = (j + q / 2 * 8 + col) * sizeof(OUT);
-            tile_write(panels + byte / ROW_BYTES * PANEL_BYTES + r * ROW_BYTES +
-                           (byte % ROW_BYTES / 16 ^ r % 8) * 16 + byte % 16,
-                       from_float<OUT>(y[2 * q]), from_float<OUT>(y[2 * q + 1]));
-        }
+    for (int q = 0; q < TILE_N / 4; ++q) {
+        const int r = row + q % 2 * 8, byte = (q / 2 * 8 + col) * sizeof(OUT);
+        tile_write(panels + byte / ROW_BYTES * PANEL_BYTES + r * ROW_BYTES +
+                       (byte % ROW_BYTES / 16 ^ r % 8) * 16 + byte % 16,
+                   from_float<OUT>(sums[2 * q]), from_float<OUT>(sums[2 * q + 1]));
     }
     tile_writes_done();
     group_sync(1 + consumer, GROUP_THREADS);
@@ -206,24 +186,22 @@ __device__ inline void store_tile(const Epilogue& e, const Result<OUT>& c, const
 }
 #else
 // Sums -> C, wherever its elements lie.
-__device__ inline void store_tile(const Epilogue& e, const Result<OUT>& c, const TensorMap&,
+__device__ inline void store_tile(float beta, const Result<OUT>& c, const TensorMap&,
                                   const Shared&, const Place& at, int consumer, int m, int n,
                                   float (&sums)[TILE_N / 2]) {
     const int thread = threadIdx.x % GROUP_THREADS, lane = thread % 32;
     const int row = at.row + consumer * ROWS + thread / 32 * 16 + lane / 4;
-#pragma unroll TIMES
+#pragma unroll
     for (int j = 0; j < TILE_N; j += AT_ONCE) {
-        float* y = sums + (UNROLLED ? j : 0) / 2;
         const Part part(c, row, at.col + j + lane % 4 * 2, m, n);
-        part.finish(e, y);
-        part.store(y);
-        move_up(sums);
+        part.finish(beta, sums + j / 2);
+        part.store(sums + j / 2);
     }
 }
 #endif
 
 __device__ inline void consume(const Shared& s, const TensorMap& map_c, const Result<OUT>& c,
-                               const Epilogue& e, int m, int n, int k, int consumer, int first,
+                               float beta, int m, int n, int k, int consumer, int first,
                                int tiles, int step) {
     const int thread = threadIdx.x % GROUP_THREADS;
     Ring ring = {0, 0};
@@ -243,7 +221,7 @@ __device__ inline void consume(const Shared& s, const TensorMap& map_c, const Re
         }
         wgmma_wait<0>();
         release(s, before, thread);
-        store_tile(e, c, map_c, s, at, consumer, m, n, sums);
+        store_tile(beta, c, map_c, s, at, consumer, m, n, sums);
     }
 #if STAGED
     if (thread == 0) stores_are_done();
@@ -255,8 +233,7 @@ wgmma_ws_persistent(int m, int n, int k,
                     const __grid_constant__ TensorMap map_a,
                     const __grid_constant__ TensorMap map_b,
                     const __grid_constant__ TensorMap map_c,  // STAGED only
-                    OUT* c, OUT* before, stride_t c_row, stride_t c_col,
-                    float alpha, float beta, const float* bias) {
+                    OUT* c, stride_t c_row, stride_t c_col, float beta) {
     const Shared s = {dynamic_shared()};
     const int group = warp_uniform(threadIdx.x / GROUP_THREADS);  // 0 produces, 1 and 2 consume
     if (threadIdx.x == 0) {
@@ -279,9 +256,8 @@ wgmma_ws_persistent(int m, int n, int k,
         if (threadIdx.x == 0) produce(s, map_a, map_b, m, n, k, first, tiles, step);
     } else {
         registers_up_to<232>();
-        const Result<OUT> result = {c, before, c_row, c_col};
-        const Epilogue e = {alpha, beta, bias};
-        consume(s, map_c, result, e, m, n, k, group - 1, first, tiles, step);
+        const Result<OUT> result = {c, c_row, c_col};
+        consume(s, map_c, result, beta, m, n, k, group - 1, first, tiles, step);
     }
     cluster_sync();  // nobody leaves while others still write into its shared memory
 }

@@ -5,7 +5,7 @@ rms to halves before they multiply by w; their last bit differs.)
 """
 
 from tiledask.errors import KernelError
-from tiledask.tile import epilogue
+from tiledask.tile import elementwise
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.by_name import LayerPair, layer, op
 from tiledask.tile.layers.operands import by_token, multiply, rounded, wide
@@ -78,13 +78,13 @@ def relu_grad(dy: Array, y: Array) -> Array:
 @layer("x:* -> *")
 def gelu(x: Array) -> Array:
     """`td.tile.gelu`, in the tanh form, of each element."""
-    return rounded(epilogue.gelu(wide(x)), x)
+    return rounded(elementwise.gelu(wide(x)), x)
 
 
 @gelu.grad
 def gelu_grad(dy: Array, x: Array) -> Array:
     """dx: dy times the derivative at x."""
-    return rounded(epilogue.gelu_grad(wide(dy), wide(x)), dy)
+    return rounded(elementwise.gelu_grad(wide(dy), wide(x)), dy)
 
 
 ACTIVATIONS: dict[str, LayerPair] = {"relu": relu, "gelu": gelu}
