@@ -3,7 +3,7 @@
 product.py       matmul by the kernel one names, and what it refuses
   table.py       the kernels: numpy_kernels.py (loops, tiled, blas), gemm.py under it, cuda/
 levels.py        the bytes that a level of tiles moves
-choice/          how kernels tile, and which tile: predicted level by level, measured here
+choice/          how kernels tile, and which tile: predicted level by level
 elementwise.py   GELU, and pieces that stay in the cache
 layers/          the layers of one device: attention, MLP, norms, loss, convolution; and back
 optimizers.py    steps of weights: rules, mixed precision, loss scales, clipping
@@ -27,7 +27,6 @@ from tiledask.tile.backend import (
 )
 from tiledask.tile.choice.bound import levels_of, predict, ridge
 from tiledask.tile.choice.config import Config, candidates, config_of, configs, occupancy
-from tiledask.tile.choice.tuning import tune
 from tiledask.tile.elementwise import gelu
 from tiledask.tile.levels import Tile, TileCount, TileTraffic, traffic
 from tiledask.tile.product import matmul, workspace
@@ -37,4 +36,4 @@ __all__ = ["Config", "Tile", "TileCount", "TileTraffic", "accumulator", "array_n
 __all__ += ["as_dtype", "candidates", "config_of", "configs", "datasets", "gelu"]
 __all__ += ["kernels", "layers", "levels_of", "matmul", "namespace", "occupancy", "on_device"]
 __all__ += ["optimizers", "predict", "probe", "ridge", "synchronize", "to_numpy"]
-__all__ += ["traffic", "tune", "workspace"]
+__all__ += ["traffic", "workspace"]

@@ -204,39 +204,7 @@ def test_a_bound_respects_peak_and_memory(mnk, kernel):
     assert found.seconds == max(found.times.values()) == found.times[found.binding]
 
 
-# -- tiles measured here -------------------------------------------------------------------------
-
-HERE = {"progress": False, "repeats": 3}
-
-
-def test_every_tile_is_measured_and_the_order_compared():
-    found = td.tile.tune("tiled", 128, 128, 128, "float32", [8, 16, 32, 64], **HERE)
-    assert {trial.tile for trial in found.trials} == {(t,) * 3 for t in (8, 16, 32, 64)}
-    measured = [trial.measured for trial in found.trials]
-    assert measured == sorted(measured)
-    assert measured[0] > 0
-    for trial in found.trials:
-        assert trial.predicted == td.tile.traffic(128, 128, 128, trial.tile, 4).total
-    assert "the bytes are predicted, not the time" in repr(found)
-    usual = {trial.tile for trial in td.tile.tune("tiled", 32, 32, 32, **HERE).trials}
-    assert td.tile.kernels["tiled"].tile in usual
-    assert len(usual) >= 4
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kernel", ["smem_tiled", "mma_multistage", "wgmma_ws_persistent"])
-def test_tiles_are_measured_on_a_gpu(kernel):
-    info = td.tile.kernels[kernel]
-    if not info.available:
-        pytest.skip(f"{kernel} cannot run here: {info.why_not}")
-    assert td.tile.tune(kernel, 2048, 2048, 2048, info.dtypes[-1], **HERE).trials
-
-
 # -- what is refused -----------------------------------------------------------------------------
-
-
-def tuned(**other):
-    return td.tile.tune(**{"kernel": "tiled", "m": 8, "n": 8, "k": 8, "progress": False, **other})
 
 
 REFUSED = [
@@ -251,12 +219,6 @@ REFUSED = [
     (lambda: td.tile.config_of("cublas"), "a library chooses its own"),
     (lambda: Config("mine", (8, 8, 4), (3, 8), 64, 2, "bf16"), "a warp of 8x8 always does"),
     (lambda: td.tile.occupancy(MINE, replace(H200, multiprocessors=0)), "'multiprocessors'"),
-    (lambda: tuned(kernel="blas"), "kernel 'blas' has no tile to choose; those that have: "),
-    (lambda: tuned(kernel="fast"), "there is no kernel 'fast'"),
-    (lambda: tuned(candidates=[]), "candidates is empty"),
-    (lambda: tuned(candidates=[0]), "tm must be a whole number of 1 or more, got 0"),
-    (lambda: tuned(m=0), "m must be a whole number of 1 or more, got 0"),
-    (lambda: tuned(repeats=0), "repeats must be a whole number of 1 or more, got 0"),
 ]
 
 

@@ -2,5 +2,4 @@
 
 config.py  Config: how a kernel tiles; the configurations by kernel; blocks of a multiprocessor
 bound.py   levels_of: one formula at three levels; predict: the roofline over them
-tuning.py  tune: tiles measured here, beside the predicted order
 """
