@@ -1,11 +1,9 @@
-"""How far a long call is: a bar where somebody watches, which in a notebook ends as a sentence.
+"""How far a long call is: a bar where somebody watches, erased when it is over.
 
-terminal    summa product ━━━━━━━━━━ 18/20 0:00:01        erased when it is over
-cell        [=========  ] summa product 18/20             becomes what a reader finds there later:
-            summa product: 20 of 20 panels, 1.04 s
+terminal    summa product ━━━━━━━━━━ 18/20 0:00:01
+cell        [=========  ] summa product 18/20
 """
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,14 +12,11 @@ from contextvars import copy_context
 from time import monotonic
 
 from tiledask.plan import html
-from tiledask.plan.units import format_seconds
 
 __all__ = ["AFTER", "in_notebook", "is_watched", "show", "showing"]
 
 AFTER = 2.0
 """Seconds until a bar appears: short calls show none."""
-_SESSION = "JPY_SESSION_NAME"
-"""Set in kernels that a server started for a reader; not where notebooks are tested."""
 _LOOK = 0.2  # seconds between two looks at what is done
 _WORDS = "description", "fields[more]"  # of a task of rich's
 
@@ -31,14 +26,13 @@ Look = Callable[[], Seen]
 
 
 @contextmanager
-def showing(what: str, look: Look, unit: str = "", after: float = AFTER) -> Iterator[None]:
+def showing(what: str, look: Look, after: float = AFTER) -> Iterator[None]:
     """While the block runs, and once ``after`` seconds are over, a bar that says how far it is.
 
     Drawn on standard error, where only a log keeps its last line; in a notebook it is a display of
-    its own that ends as a sentence: how many ``unit``, how long. Without a unit, and where no
-    reader opened the notebook, that is empty.
+    its own that ends empty.
     """
-    over, well, begun = threading.Event(), threading.Event(), monotonic()
+    over, begun = threading.Event(), monotonic()
 
     def looks() -> Iterator[Seen]:
         while not over.wait(_LOOK):
@@ -49,7 +43,7 @@ def showing(what: str, look: Look, unit: str = "", after: float = AFTER) -> Iter
         if over.wait(after):
             return
         if in_notebook():
-            _in_cell(what, unit, looks(), begun, well)
+            _in_cell(what, looks(), begun)
         else:
             _on_stderr(what, looks())
 
@@ -59,7 +53,6 @@ def showing(what: str, look: Look, unit: str = "", after: float = AFTER) -> Iter
     drawing.start()
     try:
         yield
-        well.set()
     finally:
         over.set()
         drawing.join(5)
@@ -97,10 +90,8 @@ def _on_stderr(what: str, looks: Iterator[Seen]) -> None:
             bar.update(task, completed=done, total=of, more=words)
 
 
-def _in_cell(
-    what: str, unit: str, looks: Iterator[Seen], begun: float, well: threading.Event
-) -> None:
-    """A display that is empty before, and afterwards a sentence for whoever reads the notebook."""
+def _in_cell(what: str, looks: Iterator[Seen], begun: float) -> None:
+    """A display that is empty before and afterwards: notebooks are compared."""
     display = sys.modules["IPython"].display.display
     shown = display({}, raw=True, display_id=True)
     for done, of, more in looks:
@@ -110,9 +101,4 @@ def _in_cell(
         text, known = ", ".join(filter(None, words)), f' value="{done}" max="{of}"' if of else ""
         bar = f"<progress{known}></progress> {html.words(text)}"
         shown.update({"text/html": bar, "text/plain": text}, raw=True)
-    words = [] if well.is_set() else ["broken off", *["at"] * bool(of)]
-    words += [f"{done} of {of} {unit}"] if of else []
-    text = ": ".join(filter(None, (what, " ".join(words))))
-    text = ", ".join(filter(None, (text, format_seconds(monotonic() - begun), more)))
-    last = {"text/html": html.words(text), "text/plain": text}
-    shown.update(last if unit and _SESSION in os.environ else {}, raw=True)
+    shown.update({}, raw=True)
