@@ -27,8 +27,7 @@ def predicted(given: dict[str, Any]) -> Any:
     found = {"blocks": td.tile.occupancy(config, given["device"]).blocks}
     for m, n, k in given["sizes"]:
         bound = td.tile.predict(m, n, k, config, given["device"])
-        levels = td.tile.levels_of(m, n, k, config, given["device"]).levels
-        of_level = {x.name: [*x.tile, x.loaded, x.stored, x.intensity] for x in levels}
+        of_level = {x.name: [*x.tile, x.loaded, x.stored, x.intensity] for x in bound.levels}
         found[f"{m}x{n}x{k}"] = picked(bound, "binding seconds") | of_level
     return found
 

@@ -139,7 +139,7 @@ def _worst(got, exact, explained, stored):
 # -- kernels, with a tile, for a type --------------------------------------------------------------
 
 OURS = {
-    "cupy": (*[name for name in configs if name != "tiled"][::-1], "cublas"),
+    "cupy": (*[*configs][::-1], "cublas"),
     "numpy": ("tiled", "blas"),
 }
 """The kernels that are tried on either kind of arrays, the most important first."""

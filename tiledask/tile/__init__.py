@@ -25,7 +25,7 @@ from tiledask.tile.backend import (
     synchronize,
     to_numpy,
 )
-from tiledask.tile.choice.bound import levels_of, predict, ridge
+from tiledask.tile.choice.bound import predict, ridge
 from tiledask.tile.choice.config import Config, candidates, config_of, configs, occupancy
 from tiledask.tile.elementwise import gelu
 from tiledask.tile.levels import Tile, TileCount, TileTraffic, traffic
@@ -34,6 +34,6 @@ from tiledask.tile.table import kernels
 
 __all__ = ["Config", "Tile", "TileCount", "TileTraffic", "accumulator", "array_namespace"]
 __all__ += ["as_dtype", "candidates", "config_of", "configs", "datasets", "gelu"]
-__all__ += ["kernels", "layers", "levels_of", "matmul", "namespace", "occupancy", "on_device"]
+__all__ += ["kernels", "layers", "matmul", "namespace", "occupancy", "on_device"]
 __all__ += ["optimizers", "predict", "probe", "ridge", "synchronize", "to_numpy"]
 __all__ += ["traffic", "workspace"]

@@ -26,7 +26,7 @@ from tiledask.tile.levels import traffic
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
-SMEM, SGEMM, MMA, WGMMA = (kernel for kernel in configs if kernel != "tiled")
+SMEM, SGEMM, MMA, WGMMA = configs
 TILES = {kernel: [each.block for each in configs[kernel]] for kernel in (SGEMM, MMA, WGMMA)}
 TILES = {SMEM: [(extent,) * 3 for extent in (8, 16, 32)]} | TILES
 SMALL = {kernel: tiles[0 if kernel == SMEM else -1] for kernel, tiles in TILES.items()}

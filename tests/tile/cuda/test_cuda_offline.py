@@ -24,7 +24,7 @@ from tiledask.tile.cuda.build import file_text
 pytestmark = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason() or "-")
 
 PLAIN = {"HAS_BETA": 0, "PAIRS": 0}
-SMEM, SGEMM, MMA, WGMMA = (kernel for kernel in configs if kernel != "tiled")
+SMEM, SGEMM, MMA, WGMMA = configs
 CODE_BYTES = 64 * 1024
 """The most instructions that a kernel may have: what no cache holds is fetched for every tile."""
 ROUND_TRIPS = 8

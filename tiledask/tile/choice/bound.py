@@ -20,18 +20,10 @@ from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.tables import Part, Printable, table
 from tiledask.plan.units import format_seconds
-from tiledask.tile.choice.config import (
-    NO_GPU,
-    Config,
-    Occupancy,
-    as_device,
-    config_of,
-    occupancy,
-    refusal,
-)
+from tiledask.tile.choice.config import Config, Occupancy, as_device, config_of, occupancy, refusal
 from tiledask.tile.levels import traffic
 
-__all__ = ["Level", "Levels", "levels_of", "predict", "ridge", "shared_from_memory", "waves"]
+__all__ = ["Level", "Levels", "predict", "ridge"]
 
 _REQUEST = 128
 """Bytes: a warp's request to shared memory takes a clock of all 32 banks, however few it wants."""
@@ -129,10 +121,7 @@ class Levels(Printable):
     occupancy: Occupancy
 
     def __getitem__(self, name: str) -> Level:
-        for level in self.levels:
-            if level.name == name:
-                return level
-        raise KernelError(f"no level {name!r}; there are {', '.join(x.name for x in self.levels)}")
+        return {level.name: level for level in self.levels}[name]
 
     @property
     def times(self) -> dict[str, float]:
@@ -181,26 +170,23 @@ class Levels(Printable):
     __repr__ = Printable.to_text
 
 
-def levels_of(
-    m: int,
-    n: int,
-    k: int,
-    config: Config | str,
-    device: Device | str,
-    dtype: str = "",
+def predict(
+    m: int, n: int, k: int, config: Config | str, device: Device | str, dtype: str = ""
 ) -> Levels:
     """The bytes, intensities and times of a product [m, k] x [k, n] at every level.
 
     ``config`` is a Config or the name of a kernel, whose own for ``dtype`` is then taken. C's
-    elements are stored in the operands' type.
+    elements are stored in the operands' type. Raises KernelError with the reason where ``device``
+    cannot run it.
 
-    >>> levels_of(8192, 8192, 8192, "wgmma_ws_persistent", "H200")["L2 -> shared memory"].tile
-    (256, 256)
+    >>> found = predict(8192, 8192, 8192, "smem_tiled", "H200")
+    >>> found.binding, found["L2 -> shared memory"].tile
+    ('shared memory -> registers', (32, 32))
     """
-    config = config_of(config, dtype)
-    if not config.peak:
-        raise KernelError(f"the levels are a GPU's, and {config.kernel!r} {NO_GPU}")
-    device, levels, size = as_device(device), [], config.itemsize
+    config, device = config_of(config, dtype), as_device(device)
+    if why := refusal(config, device):
+        raise KernelError(f"{config} cannot run on {device.name}: {why}")
+    levels, size = [], config.itemsize
     traffic(m, n, k, config.block, size)  # refuses extents that are none
     (tm, tn, tk), (rows, columns), many = config.block, config.warp, device.multiprocessors
     down, across, _ = waves(m, n, config, device)
@@ -223,22 +209,6 @@ def levels_of(
     on_one = occupancy(config, device)
     compute = stretch * padded.flops / (on_one.quarters or 1.0) / device.peak(config.peak)
     return Levels(m, n, k, config, device, tuple(levels), compute, on_one)
-
-
-def predict(
-    m: int, n: int, k: int, config: Config | str, device: Device | str, dtype: str = ""
-) -> Levels:
-    """`levels_of` for ``config``, or a kernel's own for ``dtype``, on a device that can run it.
-
-    Raises KernelError with the reason where ``device`` cannot.
-
-    >>> predict(8192, 8192, 8192, "smem_tiled", "H200").binding
-    'shared memory -> registers'
-    """
-    config, device = config_of(config, dtype), as_device(device)
-    if why := refusal(config, device):
-        raise KernelError(f"{config} cannot run on {device.name}: {why}")
-    return levels_of(m, n, k, config, device)
 
 
 def ridge(device: Device | str, peak: str = "fp32") -> float:

@@ -36,7 +36,7 @@ class Config:
     warp: tuple[int, int]  # Of C, whose operands one warp (or warp group) reads at once
     threads: int  # Of a block
     itemsize: int  # Bytes of an element of A and B
-    peak: str  # What bounds it: "fp32", "bf16", "fp16"; empty on a CPU
+    peak: str  # What bounds it: "fp32", "bf16", "fp16"
     registers: int = 0  # Of a thread, at launch; 0 if unknown
     stages: int = 1  # Tiles of A and B in shared memory at one time
     stage_extra: int = 0  # Bytes of a stage beside the elements: barriers, longer lines
@@ -192,7 +192,6 @@ def hopper_tile(
 
 
 configs: dict[str, tuple[Config, ...]] = {
-    "tiled": (Config("tiled", (512,) * 3, (512, 512), threads=1, itemsize=4, peak=""),),
     "smem_tiled": (  # one element of C per thread: a warp of 32 has one row of 32, or two of 16
         Config("smem_tiled", (32, 32, 32), (1, 32), 1024, 4, "fp32", registers=32),
         Config("smem_tiled", (16, 16, 16), (2, 16), 256, 4, "fp32", registers=64),
@@ -204,7 +203,7 @@ configs: dict[str, tuple[Config, ...]] = {
     ),
     "wgmma_ws_persistent": (hopper(), hopper(128)),
 }
-"""The shipped configurations of each kernel, its own choice first; cuBLAS keeps its to itself."""
+"""The shipped configurations of each kernel in cuda/, its own choice first."""
 
 
 def config_of(kernel: str | Config, dtype: str = "", tile: int | Tile | None = None) -> Config:
@@ -217,14 +216,11 @@ def config_of(kernel: str | Config, dtype: str = "", tile: int | Tile | None = N
         return kernel
     if kernel not in configs:
         raise KernelError(
-            f"no tile of kernel {kernel!r} is known; known are those of {', '.join(configs)}"
-            + ("; a library chooses its own" if kernel in ("blas", "cublas") else "")
+            f"known are the tiles of {', '.join(configs)}, got {kernel!r}; td.tile.traffic counts "
+            f"the bytes of any tile"
         )
     usual, *_ = shipped = configs[kernel]
     size, block = as_dtype(dtype).itemsize if dtype else usual.itemsize, tile and as_tile(tile)
-    if kernel == "tiled":  # which takes any
-        block = block or usual.block
-        return replace(usual, block=block, warp=block[:2], itemsize=size)
     for each in shipped:
         if each.itemsize == size and each.block == (block or each.block):
             return replace(each, peak="fp16") if dtype == "float16" else each
@@ -305,9 +301,6 @@ def occupancy(config: Config, device: Device | str) -> Occupancy:
     return Occupancy(min(found.values(), default=1), config.warps, device.threads // 32, limits)
 
 
-NO_GPU = "runs on a CPU; td.tile.traffic counts its bytes"
-
-
 def refusal(config: Config, device: Device | str) -> str:
     """Why ``device`` cannot run ``config``, with both numbers; empty if it can.
 
@@ -316,19 +309,11 @@ def refusal(config: Config, device: Device | str) -> str:
     """
     device, least = as_device(device), config.capability
     name, has, shared = device.name, device.capability, device.block_shared_bytes
-    if not config.peak:
-        return f"{config.kernel!r} {NO_GPU}"
     if not runs_on(least, has):
         only = "exactly" if least.endswith("a") else "or higher"
         return f"needs compute capability {least.rstrip('a')} {only}, and {name} has {has}"
     if config.peak not in dict(device.peak_flops):
         return f"computes in {config.peak}, and {name} has no {config.peak}"
-    for count, most, what in (
-        (config.threads, 1024, "threads per block, and a block"),
-        (config.registers, 255, "registers per thread, and a thread"),
-    ):
-        if count > most:
-            return f"{count} {what} has {most} at most"
     if shared and config.shared_bytes > shared:
         needs, has = format_bytes(config.shared_bytes), format_bytes(shared)
         return (
