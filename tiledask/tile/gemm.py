@@ -21,10 +21,7 @@ from tiledask.errors import KernelError
 from tiledask.extras import needed_for
 from tiledask.tile.backend import Array, array_namespace, on_device
 
-__all__ = ["PANEL_ROWS", "gemm"]
-
-PANEL_ROWS = 512
-"""Rows of a C without a unit stride that `gemm` computes at a time, in a scratch of that size."""
+__all__ = ["gemm"]
 
 _LARGEST = 2**31 - 1
 """Extents and strides are 32-bit ints in SciPy's BLAS and in cublasGemmEx."""
@@ -40,8 +37,8 @@ def gemm(a: Array, b: Array, c: Array, beta: float = 0.0) -> None:
 
     Where every matrix has a unit stride nothing is copied: slices, transposes, rows and columns.
     An a or b without one (strides of 0 or below, every second element, elements off their boundary,
-    foreign byte order) is copied whole, and a c without one is computed `PANEL_ROWS` rows at a
-    time. Shapes, types and overlap were checked before; extents of 2^31 are refused.
+    foreign byte order) is copied, and a c without one is computed beside it. Shapes, types and
+    overlap were checked before; extents of 2^31 are refused.
 
     >>> c = np.ones((2, 2))
     >>> gemm(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), c, beta=1.0)
@@ -63,16 +60,9 @@ def gemm(a: Array, b: Array, c: Array, beta: float = 0.0) -> None:
         run = _on_cpu if xp is np else _on_gpu
         run(x, y, c, turns, [*steps, _leading(c)], beta)
         return
-    with on_device(c):
-        scratch = xp.empty((min(PANEL_ROWS, c.shape[0]), c.shape[1]), c.dtype)
-    b = _unit_stride(b, xp)
-    for i in range(0, c.shape[0], PANEL_ROWS):
-        panel = c[i : i + PANEL_ROWS]
-        part = scratch[: len(panel)]
-        if beta:
-            part[...] = panel
-        gemm(a[i : i + PANEL_ROWS], b, part, beta)
-        panel[...] = part
+    beside = _unit_stride(c, xp)
+    gemm(a, b, beside, beta)
+    c[...] = beside
 
 
 def _leading(x: Array) -> int | None:

@@ -16,9 +16,9 @@ The rules (CUDA Runtime API, cudaIpcGetMemHandle and cudaIpcOpenMemHandle):
 """
 
 import contextlib
-import ctypes
 import threading
 from collections import OrderedDict
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,15 +82,10 @@ def share(x: Array) -> Shared:
 
 def _base(pointer: int) -> int:
     """Where the allocation begins that ``pointer`` points into."""
-    base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    try:
-        ask = ctypes.CDLL("libcuda.so.1").cuMemGetAddressRange_v2
-    except (OSError, AttributeError) as error:
-        raise KernelError(f"the NVIDIA driver's library cannot be asked ({error})") from None
-    ask.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
-    if status := ask(ctypes.byref(base), ctypes.byref(size), pointer):
-        raise KernelError(f"{pointer:#x} lies in no allocation of this GPU (CUDA error {status})")
-    return base.value
+    status, base, _ = import_module("cuda.bindings.driver").cuMemGetAddressRange(pointer)
+    if status:
+        raise KernelError(f"{pointer:#x} lies in no allocation of this GPU ({status})")
+    return int(base)
 
 
 # -- copies --------------------------------------------------------------------------------------

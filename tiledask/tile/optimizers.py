@@ -1,8 +1,8 @@
 """Optimizers: SGD, Adam, AdamW; loss scales; weights in half precision and a step of all of them.
 
          decay           what is kept                     the step
-SGD      g += d w        b = mu b + g                     w -= r b
-Adam     g += d w        m = B1 m + (1 - B1) g            w -= r m' / (sqrt(v') + tiny)
+SGD                      b = mu b + g                     w -= r b
+Adam                     m = B1 m + (1 - B1) g            w -= r m' / (sqrt(v') + tiny)
                          v = B2 v + (1 - B2) g g
 AdamW    w -= r d w      as Adam                          as Adam
 
@@ -81,15 +81,12 @@ class SGD(Rule):
     """
 
     momentum: float = 0.0
-    weight_decay: float = 0.0  # Times the weights is added to the gradient
 
     @property
     def keeps(self) -> tuple[str, ...]:
         return ("momentum",) if self.momentum else ()
 
     def step(self, w: Array, g: Array, states: Mapping[str, Array], t: int) -> tuple[Array, Arrays]:
-        if self.weight_decay:
-            g = g + self.weight_decay * w
         if not self.momentum:
             return w - self.rate * g, {}
         b = g.copy() if t == 1 else self.momentum * states["momentum"] + g
@@ -109,17 +106,12 @@ class Adam(Rule):
     beta1: float = 0.9
     beta2: float = 0.999
     tiny: float = 1e-8  # Added to the root of the variance; of fp16 states it would be 0
-    weight_decay: float = 0.0  # Times the weights is added to the gradient, and so to both moments
 
     @property
     def keeps(self) -> tuple[str, ...]:
         return ("momentum", "variance")
 
     def step(self, w: Array, g: Array, states: Mapping[str, Array], t: int) -> tuple[Array, Arrays]:
-        if isinstance(self, AdamW):
-            w = w * (1 - self.rate * self.weight_decay)
-        elif self.weight_decay:
-            g = g + self.weight_decay * w
         m = self.beta1 * states["momentum"] + (1 - self.beta1) * g
         v = self.beta2 * states["variance"] + (1 - self.beta2) * g * g
         root = array_namespace(v).sqrt(v / (1 - self.beta2**t))
@@ -140,6 +132,9 @@ class AdamW(Adam):
 
     weight_decay: float = 0.01  # Times the rate is the share of each weight that goes in a step
 
+    def step(self, w: Array, g: Array, states: Mapping[str, Array], t: int) -> tuple[Array, Arrays]:
+        return super().step(w * (1 - self.rate * self.weight_decay), g, states, t)
+
 
 def rule_for(recipe: str | Recipe, rate: float = 1e-3) -> Rule:
     """The rule whose states the planner's ``recipe`` keeps: Adam, SGD with momentum 0.9, or SGD.
@@ -147,7 +142,7 @@ def rule_for(recipe: str | Recipe, rate: float = 1e-3) -> Rule:
     >>> rule_for("fp32-momentum").momentum, rule_for("fp32-sgd").keeps
     (0.9, ())
     >>> rule_for("mixed-adam-16")
-    Adam(rate=0.001, beta1=0.9, beta2=0.999, tiny=1e-08, weight_decay=0.0)
+    Adam(rate=0.001, beta1=0.9, beta2=0.999, tiny=1e-08)
     """
     recipe = load_recipe(recipe)
     if recipe.holds("variance"):

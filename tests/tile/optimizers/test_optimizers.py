@@ -18,11 +18,10 @@ from tiledask.tile.optimizers import SGD, Adam, AdamW, LossScale, advance, begin
 
 RULES = (
     SGD(0.1),
-    SGD(0.1, weight_decay=0.3),
     SGD(0.1, momentum=0.9),
-    SGD(0.1, momentum=0.8, weight_decay=0.1),
+    SGD(0.3, momentum=0.8),
     Adam(0.1),
-    Adam(0.05, 0.8, 0.95, 1e-3, weight_decay=0.2),
+    Adam(0.05, 0.8, 0.95, 1e-3),
     AdamW(0.1),
     AdamW(0.05, 0.5, 0.7, 1e-6, weight_decay=0.5),
 )
@@ -32,8 +31,6 @@ def loop_sgd(rule, w, gradients):
     """torch.optim.SGD's algorithm for one number, line by line."""
     b = None
     for g in gradients:
-        if rule.weight_decay != 0:
-            g = g + rule.weight_decay * w
         if rule.momentum != 0:
             g = b = g if b is None else rule.momentum * b + g
         w = w - rule.rate * g
@@ -46,8 +43,6 @@ def loop_adam(rule, w, gradients):
     for t, g in enumerate(gradients, start=1):
         if isinstance(rule, AdamW):
             w = w - rule.rate * rule.weight_decay * w
-        elif rule.weight_decay != 0:
-            g = g + rule.weight_decay * w
         m = rule.beta1 * m + (1 - rule.beta1) * g
         v = rule.beta2 * v + (1 - rule.beta2) * g**2
         m_hat = m / (1 - rule.beta1**t)
