@@ -17,7 +17,7 @@ import pytest
 from oracles.finished import finished
 
 from tiledask.tile.cuda import build
-from tiledask.tile.cuda.build import source
+from tiledask.tile.cuda.build import texts
 
 KEPT = Path(__file__).parents[2] / "build" / "cuda_compiled"
 """`make clean` removes it."""
@@ -27,7 +27,7 @@ def compiled(name, macros, arch):
     """(machine code, what the compiler said), as `build.compile_for` has it."""
     version = import_module("cuda.bindings.nvrtc").nvrtcVersion()[1:]
     options = Path(build.__file__).read_text()
-    key = repr((source(name), sorted(macros.items()), arch, version, options))
+    key = repr((texts(name), sorted(macros.items()), arch, version, options))
     path = KEPT / f"{name}-{arch}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.pickle"
     if not path.is_file():
         KEPT.mkdir(parents=True, exist_ok=True)

@@ -67,8 +67,8 @@ def test_types_by_name():
     bfloat16 = td.tile.as_dtype("bfloat16")
     assert td.tile.as_dtype(bfloat16) == td.tile.as_dtype(bfloat16.type) == bfloat16
     assert [td.tile.accumulator(kind).name for kind in TYPES] == ["float32"] * 3 + ["float64"]
-    for kind, words in ((np.dtype("V2"), "without a meaning.*x.dtype.name"), ("f17", "its name")):
-        with pytest.raises(KernelError, match=words):
+    for kind in (np.dtype("V2"), "f17"):
+        with pytest.raises(KernelError, match=r"write its name, x\.dtype\.name"):
             td.tile.as_dtype(kind)
 
 

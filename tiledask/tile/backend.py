@@ -157,14 +157,11 @@ def as_dtype(dtype: DTypeLike) -> np.dtype:
     try:
         found: np.dtype = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):  # of lists of fields, and of letters of no script
-        raise KernelError(
-            f"an element type is 'float16', 'bfloat16', 'float32', 'float64' or another that NumPy "
-            f"knows, got {short(dtype)}; write its name"
-        ) from None
+        found = np.dtype(np.void)
     if found.type is np.void:
         raise KernelError(
-            f"an element type must be a number's, got {found.str!r}, bytes without a meaning; "
-            f"bfloat16 goes by its name, x.dtype.name"
+            f"an element type is 'float16', 'bfloat16', 'float32', 'float64' or another number's "
+            f"that NumPy knows, got {short(dtype)}; write its name, x.dtype.name"
         )
     return found
 

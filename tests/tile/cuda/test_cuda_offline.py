@@ -215,7 +215,7 @@ def test_machine_code_is_kept_by_what_it_is_of_in_a_folder_closed_to_others(cach
     assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == path
     assert len(cache) == 1
     others = {build._kept("smem_tiled", {"TILE": n}, f"sm_{a}") for n, a in ((32, 80), (16, 90))}
-    monkeypatch.setattr(build, "source", lambda name: "another text")
+    monkeypatch.setattr(build, "texts", lambda name: ["another text"])
     others.add(build._kept("smem_tiled", {"TILE": 16}, "sm_80"))
     assert len(others - {path}) == 3
     assert len(cache) == 4

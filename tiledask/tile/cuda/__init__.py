@@ -2,8 +2,7 @@
 
 launch.py        a launch: which variant of a kernel, with what arguments
   operands.py    how a matrix lies; copies of those that no kernel can read; tensor maps
-  build.py       a kernel and its headers as one text; compiles it for a GPU, once, with or without
-                 that GPU; loads through CuPy
+  build.py       compiles a kernel for a GPU, once, with or without that GPU; loads through CuPy
 *.cu, *.cuh      the kernels, and the headers that they share; file_text shows one
 """
 

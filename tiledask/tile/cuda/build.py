@@ -1,10 +1,9 @@
-"""A kernel's text with its headers, and its machine code: compiled once for each architecture, kept
+"""A kernel's text, and its machine code: compiled once for each architecture, kept
 in a folder, loaded by CuPy. NVRTC needs no GPU: tests compile what runs elsewhere.
 """
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -18,7 +17,7 @@ from tiledask.files import atomic_write
 from tiledask.tile.backend import namespace
 from tiledask.tile.choice.config import configs
 
-__all__ = ["HEADERS", "arch_of", "compile_for", "file_text", "loaded", "source"]
+__all__ = ["HEADERS", "arch_of", "compile_for", "file_text", "loaded", "texts"]
 
 Macros = Mapping[str, Any]
 
@@ -35,25 +34,9 @@ def file_text(name: str) -> str:
     return files("tiledask.tile.cuda").joinpath(name).read_text(encoding="utf-8")
 
 
-@cache
-def source(name: str) -> str:
-    """The kernel ``name`` as one text: every header in place of the first line that includes it.
-
-    The compiler then needs no folders, and one text is what it is cached by.
-    """
-    return _inlined(f"{name}.cu", set())
-
-
-def _inlined(name: str, seen: set[str]) -> str:
-    lines = []
-    for line in file_text(name).splitlines():
-        included = re.fullmatch(r'#include "(.+)"', line)
-        if included is None:
-            lines.append("" if line == "#pragma once" else line)
-        elif included[1] not in seen:
-            seen.add(included[1])
-            lines.append(_inlined(included[1], seen))
-    return "\n".join(lines)
+def texts(name: str) -> list[str]:
+    """All that the machine code of the kernel ``name`` depends on: its text and every header's."""
+    return [file_text(file) for file in (f"{name}.cu", *HEADERS)]
 
 
 # -- machine code ----------------------------------------------------------------------------------
@@ -73,10 +56,11 @@ def compile_for(name: str, macros: Macros, arch: str) -> tuple[bytes, str]:
     """(machine code, the compiler's log) of the kernel ``name``; KernelError where it fails."""
     log, given = StringIO(), [(key, str(value)) for key, value in sorted(macros.items())]
     how: Any = {"arch": arch, "std": "c++17", "ptxas_options": "-v", "define_macro": given}
+    how |= {"name": f"{name}.cu", "include_path": str(Path(__file__).parent)}
     try:
         core = import_module("cuda.core")
-        options = core.ProgramOptions(name=f"{name}.cu", **how)
-        code = core.Program(source(name), "c++", options).compile("cubin", logs=log).code
+        program = core.Program(texts(name)[0], "c++", core.ProgramOptions(**how))
+        code = program.compile("cubin", logs=log).code
     except Exception as error:  # the library is missing, or is another, or refuses the text
         defined = " ".join(f"{key}={value}" for key, value in macros.items()) or "no macros"
         failure = " ".join((str(error) or type(error).__name__).split())
@@ -99,7 +83,7 @@ def _kept(name: str, macros: Macros, arch: str) -> Path:
     $TILEDASK_CACHE, $XDG_CACHE_HOME/tiledask or ~/.cache/tiledask.
     """
     version = import_module("cuda.bindings.nvrtc").nvrtcVersion()[1:]
-    made_of = repr((source(name), sorted(macros.items()), arch, version)).encode()
+    made_of = repr((texts(name), sorted(macros.items()), arch, version)).encode()
     file = f"{name}-{arch}-{hashlib.sha256(made_of).hexdigest()[:24]}.cubin"
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(os.environ.get("TILEDASK_CACHE") or Path(base) / "tiledask") / "kernels"

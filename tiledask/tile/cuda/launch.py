@@ -62,7 +62,7 @@ def launch(
     """
     if name != "smem_tiled":
         a, b, c = padded(a), padded(b), layout(out)
-        if c.by_columns and not c.by_rows:
+        if c.row == 1 and not c.by_rows:
             a, b, out = b.T, a.T, out.T
     x, y, z = map(layout, (a, b, out))
     many = _multiprocessors() if name.startswith("wgmma") else 0

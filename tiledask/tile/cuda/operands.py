@@ -31,11 +31,6 @@ class MatrixLayout(NamedTuple):
         """Whether the elements of a row are neighbours."""
         return self.column == 1
 
-    @property
-    def by_columns(self) -> bool:
-        """Whether the elements of a column are."""
-        return self.row == 1
-
 
 def layout(x: Array) -> MatrixLayout:
     """How ``x`` [rows, columns] lies.
@@ -73,7 +68,7 @@ def padded(x: Array) -> Array:
     """``x`` with neighbours along its rows or columns, and every such line on a boundary of 16
     bytes, as copies by 16 bytes need it: itself, or a copy with up to 15 bytes more a line."""
     lies = layout(x)
-    turned = lies.by_columns and not lies.by_rows
+    turned = lies.row == 1 and not lies.by_rows
     if lies.boundary == 16 and (lies.by_rows or turned):
         return x
     (lines, length), each = x.T.shape if turned else x.shape, 16 // lies.itemsize
