@@ -3,10 +3,14 @@
 Code that passes here with NumPy's results to the bit does not mix host and device arrays, does
 not let a device array become a NumPy one on the way, and does not count on reductions that give
 Python numbers. That a GPU computes the same is not tried: cuBLAS is the host's BLAS.
+
+What CuPy would launch is counted in LAUNCHED: by the name of the function, how often, and the bytes
+of all that it reads and writes. Views cost nothing.
 """
 
 import ctypes
 import operator
+from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -18,6 +22,23 @@ from tiledask.tile.product import matmul
 
 MIXED = "Unsupported type <class 'numpy.ndarray'>"
 """What CuPy says of a host array among device arrays."""
+LAUNCHED, MOVED = Counter(), Counter()
+"""By the name of a function: kernels, and the bytes that they read and write."""
+
+
+def launched(name, *arrays):
+    """Count a kernel that reads or writes ``arrays``, each once."""
+    LAUNCHED[name] += 1
+    MOVED[name] += sum(x.nbytes for x in arrays)
+
+
+def _arrays(*values):
+    """NumPy's arrays among ``values``, and in tuples and lists of them."""
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from _arrays(*value)
+        elif isinstance(value, ndarray | np.ndarray):
+            yield getattr(value, "host", value)
 
 
 class ndarray(NDArrayOperatorsMixin):
@@ -40,7 +61,7 @@ class ndarray(NDArrayOperatorsMixin):
         if name.startswith("__"):
             raise AttributeError(name)
         found = getattr(self.host, name)
-        return lifted(found) if callable(found) else wrapped(found)
+        return lifted(found, self) if callable(found) else wrapped(found)
 
     def __array__(self, *_, **__):
         raise TypeError(
@@ -55,9 +76,13 @@ class ndarray(NDArrayOperatorsMixin):
         return lifted(function)(*args, **options)
 
     def __getitem__(self, at):
-        return wrapped(self.host[unwrapped(at, strict=False)])
+        found = wrapped(self.host[unwrapped(at, strict=False)])
+        if [*_arrays(at)]:
+            launched("take", found.host, found.host)
+        return found
 
     def __setitem__(self, at, value):
+        launched("put", *_arrays(value), self.host[unwrapped(at, strict=False)])
         whole = at is Ellipsis or (isinstance(at, slice) and at == slice(None))
         self.host[unwrapped(at, strict=False)] = unwrapped(value, strict=not whole)
 
@@ -95,13 +120,20 @@ def wrapped(value):
     return value
 
 
-def lifted(function):
-    """A function of NumPy's for arrays of the twin."""
+def lifted(function, *owner):
+    """A function of NumPy's for arrays of the twin, or a method of its ``owner``."""
+
+    of = getattr(function, "__self__", None)
+    name = of.__name__ if isinstance(of, np.ufunc) else function.__name__
 
     def call(*args, **options):
         given = {name: unwrapped(value) for name, value in options.items()}
         (out,) = found if isinstance(found := options.get("out"), tuple) else (found,)
         result = function(*(unwrapped(each) for each in args), **given)
+        read, made = [*_arrays(owner, args)], [*_arrays(result)]
+        new = any(not any(np.may_share_memory(x, y) for x in read) for y in made)
+        if (found is not None or new) and not name.startswith("empty"):
+            launched(name, *read, *made)
         return out if isinstance(out, ndarray) else wrapped(result)
 
     if isinstance(function, np.ufunc):
@@ -137,6 +169,7 @@ def gemm_ex(*arguments):
     out = columns(g.c, g.c_type, g.m, g.n, g.ldc)
     factor = ctypes.c_double if g.compute_type == "64F" else ctypes.c_float
     alpha, beta = (factor.from_address(x).value for x in (g.alpha, g.beta))
+    launched("gemm", a, b, *[out] * (1 + (beta != 0)))
     x, y = b if g.transb else b.T, a if g.transa else a.T
     assert alpha == 1
     matmul(x, y, out=out.T, beta=beta)

@@ -6,7 +6,7 @@ from tiledask.errors import KernelError
 from tiledask.tile import backend
 from tiledask.tile.backend import Array
 from tiledask.tile.levels import Tile, TileTraffic
-from tiledask.tile.table import Kernel, Sizes, find, lookup, unsuited
+from tiledask.tile.table import Kernel, find, lookup, unsuited
 
 __all__ = ["accumulate", "matmul", "workspace"]
 
@@ -80,8 +80,7 @@ def workspace(
     8388608
     """
     chosen = lookup(kernel)
-    sizes = Sizes(m, n, k, itemsize, out_itemsize or itemsize, chosen.with_tile(tile))
-    return chosen.workspace(sizes)
+    return chosen.workspace((m, n, k), itemsize, out_itemsize or itemsize, chosen.with_tile(tile))
 
 
 def _run(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.plan.tables import Part, Printable, table
@@ -14,46 +14,33 @@ from tiledask.tile.cuda.launch import launch
 from tiledask.tile.gemm import gemm
 from tiledask.tile.levels import Tile, TileTraffic, as_tile
 
-__all__ = ["Kernel", "KernelTable", "Sizes", "find", "kernels", "lookup", "meant"]
+__all__ = ["Kernel", "KernelTable", "find", "kernels", "lookup", "meant"]
 
 
-class Sizes(NamedTuple):
-    """What decides how much a kernel allocates for one product."""
-
-    m: int
-    n: int
-    k: int
-    itemsize: int  # Bytes of an element of a and b
-    out_itemsize: int
-    tile: Tile | None
-
-
-def _tiled_workspace(sizes: Sizes) -> int:
-    assert sizes.tile is not None  # the kernel has one
-    tm, tn, tk = map(min, sizes.tile, sizes[:3])
+def _tiled_workspace(extents: Tile, itemsize: int, out_itemsize: int, tile: Tile) -> int:
+    tm, tn, tk = map(min, tile, extents)
     # the accumulator and one tile product; halves are widened a tile at a time, and then no more
-    wide = max(sizes.itemsize, 4)
-    copies = (tm * tk + tk * tn) * wide if sizes.itemsize < wide else 0
+    wide = max(itemsize, 4)
+    copies = (tm * tk + tk * tn) * wide if itemsize < wide else 0
     return 2 * tm * tn * wide + copies
 
 
-def _blas_workspace(sizes: Sizes) -> int:
-    if sizes.itemsize != 2:
+def _blas_workspace(extents: Tile, itemsize: int, out_itemsize: int, tile: None) -> int:
+    if itemsize != 2:
         return 0
-    tm, tn, tk = map(min, numpy_kernels.half_tile(sizes.out_itemsize), sizes[:3])
-    beside = tm * tk + tk * tn + (tm * tn if sizes.out_itemsize == 2 else 0)
-    return 4 * beside
+    tm, tn, tk = map(min, numpy_kernels.half_tile(out_itemsize), extents)
+    return 4 * (tm * tk + tk * tn + (tm * tn if out_itemsize == 2 else 0))
 
 
-def _copies(sizes: Sizes) -> int:
+def _copies(extents: Tile, itemsize: int, out_itemsize: int, tile: Tile | None) -> int:
     """Bytes at most of copies of a and b whose lines do not all start on boundaries of 16 bytes,
     whichever way they lie."""
 
     def padded(lines: int, length: int) -> int:
-        each = 16 // sizes.itemsize
+        each = 16 // itemsize
         return lines * -(-length // each) * 16 if length % each else 0
 
-    m, n, k = sizes[:3]
+    m, n, k = extents
     return max(padded(m, k), padded(k, m)) + max(padded(k, n), padded(n, k))
 
 
@@ -66,8 +53,8 @@ class Kernel:
     dtypes: tuple[str, ...]
     run: Callable[[Array, Array, Array, Any, float], TileTraffic | None]
     """(a, b, out, tile, beta): writes a @ b + beta out into out."""
-    workspace: Callable[[Sizes], int] = lambda sizes: 0
-    """Bytes it allocates besides a, b, out and the rest of what it is given."""
+    workspace: Callable[[Tile, int, int, Any], int] = lambda extents, itemsize, out, tile: 0
+    """(m, n and k, bytes of an element, of out's, tile): bytes it allocates besides its arrays."""
     tile: Tile | None = None  # What it uses if none is given; None for a library's own
     chooses: bool = False  # Whether `tile` is only the usual one: it chooses by the product
     built: tuple[Config, ...] = ()  # What our CUDA kernels are built for, by NVRTC
