@@ -73,9 +73,13 @@ def pytest_collection_finish():
     gc.enable()
 
 
-@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
-def xp(request):
-    """NumPy, then CuPy: one test body for both. CuPy is skipped with the probe's reason."""
+@pytest.fixture(params=["numpy", "twin", pytest.param("cupy", marks=pytest.mark.gpu)])
+def xp(request, monkeypatch):
+    """NumPy, CuPy's twin, CuPy: one test body for all. CuPy is skipped with the probe's reason."""
+    if request.param == "twin":
+        from twins import device_twin
+
+        return device_twin.use(monkeypatch)
     if request.param == "cupy" and not probe().usable:
         pytest.skip(f"no usable GPU: {probe().reason}")
     return namespace(request.param)

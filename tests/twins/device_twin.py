@@ -10,6 +10,7 @@ of all that it reads and writes. Views cost nothing.
 
 import ctypes
 import operator
+import re
 from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -161,6 +162,24 @@ def columns(pointer, kind, rows, count, ld):
 def gemm_ex(*arguments):
     """cupy.cuda.cublas.gemmEx by the host's BLAS, by rows: C^T = B^T A^T."""
     g = SimpleNamespace(**dict(zip(GEMM_EX.split(), arguments, strict=True)))
+    launched("gemm", *_multiplied(g))
+
+
+def gemm_strided_batched_ex(*arguments):
+    """The same of as many matrices as ``count``, each a ``stride`` behind the one before."""
+    names = re.sub(r"ld([abc])", r"ld\1 stride_\1", GEMM_EX).replace("compute", "count compute")
+    g = SimpleNamespace(**dict(zip(names.split(), arguments, strict=True)))
+    first, read = {x: getattr(g, x) for x in "abc"}, []
+    for i in range(g.count):
+        for x, size in (("a", g.a_type), ("b", g.b_type), ("c", g.c_type)):
+            step = backend.as_dtype(KINDS[size]).itemsize * getattr(g, f"stride_{x}")
+            setattr(g, x, first[x] + i * step)
+        read += _multiplied(g)
+    launched("gemm", *read)
+
+
+def _multiplied(g):
+    """All that one product reads and writes, once it is done."""
     assert g.lda >= (g.k if g.transa else g.m)
     assert g.ldb >= (g.n if g.transb else g.k)
     assert g.ldc >= g.m
@@ -169,10 +188,11 @@ def gemm_ex(*arguments):
     out = columns(g.c, g.c_type, g.m, g.n, g.ldc)
     factor = ctypes.c_double if g.compute_type == "64F" else ctypes.c_float
     alpha, beta = (factor.from_address(x).value for x in (g.alpha, g.beta))
-    launched("gemm", a, b, *[out] * (1 + (beta != 0)))
     x, y = b if g.transb else b.T, a if g.transa else a.T
-    assert alpha == 1
     matmul(x, y, out=out.T, beta=beta)
+    if alpha != 1:
+        out *= out.dtype.type(alpha)
+    return a, b, *[out] * (1 + (beta != 0))
 
 
 class Module:
@@ -183,6 +203,7 @@ class Module:
     cuda = SimpleNamespace(
         cublas=SimpleNamespace(
             gemmEx=gemm_ex,
+            gemmStridedBatchedEx=gemm_strided_batched_ex,
             CUBLAS_COMPUTE_32F="32F",
             CUBLAS_COMPUTE_64F="64F",
             CUBLAS_GEMM_DEFAULT=-1,

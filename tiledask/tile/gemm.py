@@ -1,7 +1,8 @@
 """C = A B + beta C in place: what neither NumPy nor CuPy has a name for, straight from BLAS.
 
     NumPy   gemm of the BLAS in SciPy, called where SciPy publishes it
-    CuPy    cublasGemmEx, which multiplies halves too, also into a float32 C
+    CuPy    cublasGemmEx, which multiplies halves too, also into a float32 C; of many matrices
+            cublasGemmStridedBatchedEx
 
 BLAS reads a matrix by columns: each contiguous, ``ld`` elements from one to the next. A matrix
 whose rows are contiguous it takes as such a one transposed; a C like that is computed as
@@ -21,7 +22,7 @@ from tiledask.errors import KernelError
 from tiledask.extras import needed_for
 from tiledask.tile.backend import Array, array_namespace, on_device
 
-__all__ = ["gemm"]
+__all__ = ["batched", "gemm"]
 
 _LARGEST = 2**31 - 1
 """Extents and strides are 32-bit ints in SciPy's BLAS and in cublasGemmEx."""
@@ -54,15 +55,23 @@ def gemm(a: Array, b: Array, c: Array, beta: float = 0.0) -> None:
     if _leading(c) is None and _leading(c.T) is not None:
         a, b, c = b.T, a.T, c.T
     if _leading(c) is not None:
-        x, y = _unit_stride(a, xp), _unit_stride(b, xp)
-        turns = [_leading(each) is None for each in (x, y)]
-        steps = [_leading(m.T if turn else m) for m, turn in zip((x, y), turns, strict=True)]
         run = _on_cpu if xp is np else _on_gpu
-        run(x, y, c, turns, [*steps, _leading(c)], beta)
+        run(_unit_stride(a, xp), _unit_stride(b, xp), c, 1.0, beta)
         return
     beside = _unit_stride(c, xp)
     gemm(a, b, beside, beta)
     c[...] = beside
+
+
+def batched(a: Array, b: Array, alpha: float = 1.0) -> Array:
+    """alpha a @ b [batch, heads, m, n] in float32, of CuPy's halves [batch, heads, m, k] and
+    [batch, heads, k, n] whose matrices have a unit stride: on tensor cores, all heads at a time."""
+    xp = array_namespace(a, b)
+    with on_device(a):
+        c = (xp.empty if a.size else xp.zeros)((*a.shape[:3], b.shape[3]), np.float32)
+    for x, y, z in zip(b, a, c, strict=True) if c.size and a.size else ():
+        _on_gpu(x.swapaxes(1, 2), y.swapaxes(1, 2), z.swapaxes(1, 2), alpha, 0.0)
+    return c
 
 
 def _leading(x: Array) -> int | None:
@@ -89,17 +98,25 @@ def _unit_stride(x: Array, xp: ModuleType) -> Array:
         return xp.array(x, dtype=x.dtype.newbyteorder("="), order="C")
 
 
-# -- the libraries: c's columns are contiguous; which operands are transposed, their strides -------
+def _lies(x: Array) -> tuple[bool, int | None]:
+    """(whether BLAS takes x transposed, elements from one column of that to the next)."""
+    turned = _leading(x) is None
+    return turned, _leading(x.T if turned else x)
 
 
-def _on_cpu(a: Array, b: Array, c: Array, turns: list[bool], steps: list[Any], beta: float) -> None:
+# -- the libraries: c's columns are contiguous -----------------------------------------------------
+
+
+def _on_cpu(a: Array, b: Array, c: Array, alpha: float, beta: float) -> None:
     call, integer, real = _blas("sgemm" if c.itemsize == 4 else "dgemm")
-    m, n, k, lda, ldb, ldc = (
-        ctypes.byref(integer(each)) for each in (*c.shape, b.shape[0], *steps)
+    (turn_a, lda), (turn_b, ldb), ldc = _lies(a), _lies(b), _leading(c)
+    turns = (b"T" if turned else b"N" for turned in (turn_a, turn_b))
+    m, n, k, *steps = (
+        ctypes.byref(integer(each)) for each in (*c.shape, b.shape[0], lda, ldb, ldc)
     )
-    by, plus = (ctypes.byref(real(each)) for each in (1.0, beta))
+    by, plus = (ctypes.byref(real(each)) for each in (alpha, beta))
     x, y, z = (each.ctypes.data for each in (a, b, c))
-    call(*(b"T" if each else b"N" for each in turns), m, n, k, by, x, lda, y, ldb, plus, z, ldc)
+    call(*turns, m, n, k, by, x, steps[0], y, steps[1], plus, z, steps[2])
 
 
 @cache
@@ -129,20 +146,23 @@ _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 """cudaDataType_t, by the names of the element types (CUDA's library_types.h)."""
 
 
-def _on_gpu(a: Array, b: Array, c: Array, turns: list[bool], steps: list[Any], beta: float) -> None:
-    cuda, double = array_namespace(c).cuda, c.dtype.name == "float64"
+def _on_gpu(a: Array, b: Array, c: Array, alpha: float, beta: float) -> None:
+    """A product, or as many as there are heads: [heads, m, k] by [heads, k, n]."""
+    cuda, double, heads = array_namespace(c).cuda, c.dtype.name == "float64", c.shape[:-2]
     # in the type that is summed in; the call reads them on the host before it returns
-    scalars = np.array([1.0, beta], np.float64 if double else np.float32)
+    scalars = np.array([alpha, beta], np.float64 if double else np.float32)
+    lies = [_lies(each[0] if heads else each) for each in (a, b, c)]
     x, y, z = (
         (each.data.ptr, _CUDA_TYPES[each.dtype.name], step)
-        for each, step in zip((a, b, c), steps, strict=True)
+        + ((each.strides[0] // each.itemsize,) if heads else ())
+        for each, (_, step) in zip((a, b, c), lies, strict=True)
     )
     by, plus = (scalars[i:].ctypes.data for i in (0, 1))
     with on_device(c):
-        cuda.cublas.gemmEx(
+        (cuda.cublas.gemmStridedBatchedEx if heads else cuda.cublas.gemmEx)(
             cuda.device.get_cublas_handle(),
-            *map(int, turns),
-            *(*c.shape, a.shape[1], by, *x, *y, plus, *z),
+            *(int(turned) for turned, _ in lies[:2]),
+            *(*c.shape[-2:], a.shape[-1], by, *x, *y, plus, *z, *heads),
             cuda.cublas.CUBLAS_COMPUTE_64F if double else cuda.cublas.CUBLAS_COMPUTE_32F,
             cuda.cublas.CUBLAS_GEMM_DEFAULT,
         )

@@ -22,7 +22,17 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import Array, accumulator, array_namespace, as_dtype, namespace, to_numpy
+from tiledask.tile.backend import (
+    HALVES,
+    Array,
+    accumulator,
+    array_namespace,
+    as_dtype,
+    name_of,
+    namespace,
+    to_numpy,
+)
+from tiledask.tile.gemm import batched
 from tiledask.tile.layers.by_name import layer
 from tiledask.tile.layers.operands import check_integers, rounded, wide
 
@@ -68,42 +78,57 @@ def attention(qkv: Array, heads: Heads, kv_of: tuple[int, ...]) -> tuple[Array, 
     ``heads`` are those of q, those of k and of v, and e; ``kv_of`` is the kv head of each query
     head. Query i looks at keys 0 .. i. Vaswani et al., arXiv:1706.03762.
 
-    Of halves, scores, softmax and sums are float32; what is rounded is the result and p.
+    Of halves, scores, softmax and sums are float32; what is rounded is the result and p, and on a
+    GPU the scores' gradient, for tensor cores to multiply.
 
     >>> attention(np.ones((1, 2, 12)), (1, 1, 4), (0,))[1]["p"][0, 0].tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
-    xp, (q, k, v) = array_namespace(qkv), _split(qkv, heads)
-    scores = wide(q) @ _per_query(k, kv_of).swapaxes(-1, -2)
-    scores *= heads[2] ** -0.5
+    xp, (q, k, v) = array_namespace(qkv), map(_operand, _split(qkv, heads))
+    scores = _product(q, _per_query(k, kv_of).swapaxes(-1, -2), heads[2] ** -0.5)
     at = xp.arange(scores.shape[-1])
     xp.copyto(scores, -np.inf, where=at > at[:, None])
     scores -= scores.max(axis=-1, keepdims=True)
     xp.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
     p = rounded(scores, qkv)
-    return _merged(rounded(wide(p) @ _per_query(v, kv_of), qkv)), p
+    return _merged(rounded(_product(_operand(p), _per_query(v, kv_of)), qkv)), p
 
 
 @attention.grad
 def attention_grad(dy: Array, qkv: Array, p: Array, heads: Heads, kv_of: tuple[int, ...]) -> Array:
     """dqkv; a kv head's gradient is the sum over its query heads."""
-    (q, k, v), d, wide_p = _split(qkv, heads), wide(_by_head(dy, heads[2])), wide(p)
-    dp = d @ _per_query(v, kv_of).swapaxes(-1, -2)
-    ds = dp - (dp * wide_p).sum(axis=-1, keepdims=True)
-    ds *= wide_p
+    q, k, v, d, p = map(_operand, (*_split(qkv, heads), _by_head(dy, heads[2]), p))
+    dv = _summed(_product(p.swapaxes(-1, -2), d), kv_of, heads[1])
+    dp, p = _product(d, _per_query(v, kv_of).swapaxes(-1, -2)), wide(p)
+    ds = dp - (dp * p).sum(axis=-1, keepdims=True)
+    ds *= p
     ds *= heads[2] ** -0.5
-    dq = ds @ _per_query(k, kv_of)
-    dk = _summed(ds.swapaxes(-1, -2) @ wide(q), kv_of, heads[1])
-    dv = _summed(wide_p.swapaxes(-1, -2) @ d, kv_of, heads[1])
+    ds = rounded(ds, q)
+    dq = _product(ds, _per_query(k, kv_of))
+    dk = _summed(_product(ds.swapaxes(-1, -2), q), kv_of, heads[1])
     del dp, ds  # the largest, before these are copied
     found = [_merged(rounded(each, dy)) for each in (dq, dk, dv)]
     return array_namespace(dy).concatenate(found, axis=-1)
 
 
+def _operand(x: Array) -> Array:
+    """``x`` as it is multiplied: halves widened, but for a GPU's tensor cores, which take them."""
+    return wide(x) if isinstance(x, np.ndarray) else x
+
+
+def _product(a: Array, b: Array, scale: float = 1.0) -> Array:
+    """scale a @ b in the type that is summed in, of operands [batch, heads, ...]."""
+    if name_of(a.dtype) in HALVES:
+        return batched(a, b, scale)
+    product = a @ b
+    if scale != 1:
+        product *= scale
+    return product
+
+
 def _per_query(x: Array, kv_of: tuple[int, ...]) -> Array:
     """[b, query heads, t, e]: of each query head its kv head; the same array if that is all."""
-    x = wide(x)
     return x if kv_of == tuple(range(x.shape[1])) else x[:, list(kv_of)]
 
 

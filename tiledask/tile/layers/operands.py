@@ -80,17 +80,20 @@ def rounded(y: Array, like: Array) -> Array:
     return y.astype(like.dtype, copy=False)
 
 
-def multiply(a: Array, b: Array) -> Array:
-    """a b [..., n] for a [..., k] and b [k, n], halves summed in float32 and not rounded yet."""
-    flat, summed = by_token(a), accumulator(a.dtype)
-    if type(a) is type(b) is np.ndarray and summed == a.dtype:
+def multiply(a: Array, b: Array, bias: Array | None = None) -> Array:
+    """a b + bias [..., n] for a [..., k], b [k, n] and bias [n]; halves are summed in float32, bias
+    included, and rounded once."""
+    xp, flat, kind = array_namespace(a, b), by_token(a), accumulator(a.dtype)
+    if xp is np and kind == a.dtype:
         out = np.matmul(flat, b)  # what "blas" does, at once
     elif not flat.size or not b.size:  # a device may hold no token, or no column
-        out = array_namespace(a, b).zeros((flat.shape[0], b.shape[1]), summed)
-    else:
-        out = array_namespace(a, b).empty((flat.shape[0], b.shape[1]), summed)
+        out = xp.zeros((flat.shape[0], b.shape[1]), kind)
+    else:  # a GPU's library rounds where nothing is added
+        out = xp.empty((len(flat), b.shape[1]), a.dtype if xp is not np and bias is None else kind)
         matmul(flat, b, out=out)
-    return out.reshape(*a.shape[:-1], b.shape[1])
+    if bias is not None:
+        out += wide(bias)
+    return rounded(out, a).reshape(*a.shape[:-1], b.shape[1])
 
 
 def by_token(x: Array) -> Array:

@@ -26,16 +26,13 @@ def linear(x: Array, w: Array, b: Array | None = None, turned: bool = False) -> 
     >>> linear(np.ones((2, 3)), np.ones((3, 1)), np.ones(1))[0].tolist()
     [[4.0], [4.0]]
     """
-    y = multiply(x, w.T if turned else w)
-    if b is not None:
-        y += wide(b)
-    return rounded(y, x)
+    return multiply(x, w.T if turned else w, b)
 
 
 @op
 def linear_grad_input(dy: Array, w: Array, turned: bool = False) -> Array:
     """dx = dy w^T [..., in]: the half of the backward that the layer before waits for."""
-    return rounded(multiply(dy, w if turned else w.T), dy)
+    return multiply(dy, w if turned else w.T)
 
 
 @op
@@ -48,7 +45,7 @@ def linear_grad_weight(
     """
     dy, x = by_token(dy), by_token(x)
     db = rounded(wide(dy).sum(axis=0), dy) if bias else None
-    dw = rounded(multiply(x.T, dy), dy)
+    dw = multiply(x.T, dy)
     return dw.T if turned else dw, db
 
 
