@@ -17,8 +17,9 @@ from types import SimpleNamespace
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
+from twins import elementwise
 
-from tiledask.tile import backend, table
+from tiledask.tile import backend, fused, table
 from tiledask.tile.product import matmul
 
 MIXED = "Unsupported type <class 'numpy.ndarray'>"
@@ -133,6 +134,7 @@ def lifted(function, *owner):
         result = function(*(unwrapped(each) for each in args), **given)
         read, made = [*_arrays(owner, args)], [*_arrays(result)]
         new = any(not any(np.may_share_memory(x, y) for x in read) for y in made)
+        new |= isinstance(function, elementwise.Kernel)  # it may write what it is given
         if (found is not None or new) and not name.startswith("empty"):
             launched(name, *read, *made)
         return out if isinstance(out, ndarray) else wrapped(result)
@@ -211,6 +213,12 @@ class Module:
         device=SimpleNamespace(get_cublas_handle=lambda: 7),
     )
 
+    def ElementwiseKernel(self, *text, **more):
+        return lifted(elementwise.Kernel(*text, **more))
+
+    def ReductionKernel(self, *text, **more):
+        return lifted(elementwise.Reduction(*text, **more))
+
     def asarray(self, value, dtype=None, order="K"):
         return ndarray(np.array(unwrapped(value, strict=False), dtype, order=order))
 
@@ -233,7 +241,8 @@ def use(monkeypatch):
     twin = Module()
     device = backend.GpuInfo(0, "pretended GPU", "9.0", 10**9)
     found = backend.Backend(True, "", devices=(device,))
-    monkeypatch.setattr(backend, "cupy_module", lambda: twin)
+    for module in (backend, fused):
+        monkeypatch.setattr(module, "cupy_module", lambda: twin)
     for module in (backend, table):
         monkeypatch.setattr(module, "probe", lambda: found)
     return twin

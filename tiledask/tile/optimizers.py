@@ -29,10 +29,11 @@ from numpy.typing import DTypeLike
 from tiledask.errors import ConfigError, DivergedError
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.whole import is_whole
+from tiledask.tile import fused
 from tiledask.tile.backend import HALVES, Array, accumulator, array_namespace, as_dtype
 
 __all__ = ["SGD", "Adam", "AdamW", "LossScale", "Rule", "TrainState", "advance", "begin"]
-__all__ += ["check_states", "clip_factor", "flush", "guarded", "rule_for", "update"]
+__all__ += ["check_states", "clip_factor", "flush", "fused_step", "guarded", "rule_for", "update"]
 
 MASTER, WIDE_GRADIENTS = "master weights", "fp32 gradients"
 KNOWN = ("weights", "gradients", WIDE_GRADIENTS, MASTER, "momentum", "variance")
@@ -293,6 +294,23 @@ def update(
     w, made = rule.step(source.astype(dtype, copy=False), g, kept, t)
     made[WIDE_GRADIENTS] = g
     return {tensor: flush(made.get(tensor, w), old.dtype) for tensor, old in states.items()}
+
+
+def fused_step(
+    rule: Rule, states: Mapping[str, Array], g: Array, t: int, factor: float, scale: float
+) -> bool:
+    """Whether this step was taken, in place: of Adam, for bfloat16 on a GPU, all at one pass."""
+    kept = [states.get(tensor) for tensor in ("momentum", "variance", MASTER)]
+    if not isinstance(rule, Adam) or not fused.takes(states["weights"]) or len(states) != 4:
+        return False
+    if not all(x is not None and x.dtype == np.float32 for x in kept):
+        return False
+    one, two = rule.beta1, rule.beta2
+    left = 1 - rule.rate * rule.weight_decay if isinstance(rule, AdamW) else 1.0
+    known = scale, factor, one, 1 - one, two, 1 - two, 1 - two**t, rule.tiny
+    rate = rule.rate / (1 - one**t)
+    fused.run("adam", g, *known, rate, left, *kept, states["weights"])
+    return True
 
 
 @dataclass(frozen=True, eq=False)

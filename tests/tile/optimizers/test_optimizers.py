@@ -11,8 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ConfigError, DivergedError
-from tiledask.tile.backend import as_dtype
-from tiledask.tile.optimizers import SGD, Adam, AdamW, LossScale, advance, begin
+from tiledask.tile.backend import as_dtype, to_numpy
+from tiledask.tile.optimizers import (
+    MASTER,
+    SGD,
+    Adam,
+    AdamW,
+    LossScale,
+    advance,
+    begin,
+    fused_step,
+    update,
+)
 
 # -- rules -----------------------------------------------------------------------------------------
 
@@ -83,6 +93,26 @@ def test_a_step_changes_nothing_and_keeps_the_type(rule, xp):
         assert not any(each is g for each in kept.values())  # who reuses g would change it
     sums = [float(each.sum()) for each in (w, g, *states.values())]
     assert sums == [3, 1.5, 0.75, 0.75][: len(sums)]
+
+
+@pytest.mark.parametrize("rule", [Adam(0.1), RULES[-1]], ids=str)
+@pytest.mark.parametrize("g_type", ["bfloat16", "float32"])
+def test_a_fused_step_is_the_step(rule, g_type, xp):
+    """Each of 12 operations is rounded once, here and there; one more may be left out."""
+    rng, names = np.random.default_rng(1), ("momentum", "variance", MASTER)
+    kept = [xp.asarray(abs(rng.standard_normal(999)).astype("f4")) for _ in names]
+    states = dict(zip(names, kept, strict=True))
+    states["weights"] = states[MASTER].astype(as_dtype("bfloat16"))
+    g = xp.asarray(rng.standard_normal(999).astype("f4")).astype(as_dtype(g_type))
+    expected = update(rule, states, g, 3, 0.5, 8.0)
+    assert fused_step(rule, states, g, 3, 0.5, 8.0) == (xp is not np)
+    if xp is np:
+        return
+    for name in names:
+        got, want = to_numpy(states[name]), to_numpy(expected[name])
+        np.testing.assert_allclose(got, want, rtol=0, atol=24 * 2.0**-24 * abs(want).max())
+    rounded = states[MASTER].astype(as_dtype("bfloat16"))
+    np.testing.assert_array_equal(to_numpy(states["weights"]), to_numpy(rounded))
 
 
 # -- loss scales -----------------------------------------------------------------------------------

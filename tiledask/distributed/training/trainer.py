@@ -35,7 +35,7 @@ from tiledask.tile.elementwise import pieces
 from tiledask.tile.layers.by_name import KERNELS, RankPart
 from tiledask.tile.layers.random import draw
 from tiledask.tile.memory import Pool
-from tiledask.tile.optimizers import Rule, guarded, update
+from tiledask.tile.optimizers import Rule, fused_step, guarded, update
 
 __all__ = ["Trainer", "stepped", "unpacked"]
 
@@ -72,6 +72,8 @@ def stepped(
 
     Single precision in between; of some numbers at a time, which stay in cache.
     """
+    if fused_step(rule, states, gradients, updates, factor, divisor):
+        return
     for piece in pieces(gradients):
         mine = {tensor: array[piece] for tensor, array in states.items()}
         made = update(rule, mine, gradients[piece], updates, factor, divisor)

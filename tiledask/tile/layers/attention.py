@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
+from tiledask.tile import fused
 from tiledask.tile.backend import (
     HALVES,
     Array,
@@ -88,10 +89,14 @@ def attention(qkv: Array, heads: Heads, kv_of: tuple[int, ...]) -> tuple[Array, 
     scores = _product(q, _per_query(k, kv_of).swapaxes(-1, -2), heads[2] ** -0.5)
     at = xp.arange(scores.shape[-1])
     xp.copyto(scores, -np.inf, where=at > at[:, None])
-    scores -= scores.max(axis=-1, keepdims=True)
-    xp.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    p = rounded(scores, qkv)
+    largest = scores.max(axis=-1, keepdims=True)
+    if fused.takes(qkv):
+        p = fused.run("softmax", scores, largest, fused.total("exponentials", scores, largest))
+    else:
+        scores -= largest
+        xp.exp(scores, out=scores)
+        scores /= scores.sum(axis=-1, keepdims=True)
+        p = rounded(scores, qkv)
     return _merged(rounded(_product(_operand(p), _per_query(v, kv_of)), qkv)), p
 
 
@@ -100,11 +105,15 @@ def attention_grad(dy: Array, qkv: Array, p: Array, heads: Heads, kv_of: tuple[i
     """dqkv; a kv head's gradient is the sum over its query heads."""
     q, k, v, d, p = map(_operand, (*_split(qkv, heads), _by_head(dy, heads[2]), p))
     dv = _summed(_product(p.swapaxes(-1, -2), d), kv_of, heads[1])
-    dp, p = _product(d, _per_query(v, kv_of).swapaxes(-1, -2)), wide(p)
-    ds = dp - (dp * p).sum(axis=-1, keepdims=True)
-    ds *= p
-    ds *= heads[2] ** -0.5
-    ds = rounded(ds, q)
+    dp, scale = _product(d, _per_query(v, kv_of).swapaxes(-1, -2)), heads[2] ** -0.5
+    if fused.takes(p):
+        ds = fused.run("softmax_grad", dp, p, fused.total("products", dp, p), scale)
+    else:
+        p = wide(p)
+        ds = dp - (dp * p).sum(axis=-1, keepdims=True)
+        ds *= p
+        ds *= scale
+        ds = rounded(ds, q)
     dq = _product(ds, _per_query(k, kv_of))
     dk = _summed(_product(ds.swapaxes(-1, -2), q), kv_of, heads[1])
     del dp, ds  # the largest, before these are copied
@@ -188,7 +197,13 @@ def rotate(qkv: Array, angles: Angles, heads: Heads) -> Array:
             f"angles are of {tokens} tokens and {2 * half} columns, got {qkv.shape[1]} tokens and "
             f"heads of {heads[2]}; make rotary_angles of their positions"
         )
-    x, (cos, sin) = wide(_by_head(qkv[..., :n], heads[2])), angles
+    x, (cos, sin) = _by_head(qkv[..., :n], heads[2]), angles
+    if fused.takes(qkv):
+        made = qkv.copy()
+        y, one, other = _by_head(made[..., :n], heads[2]), slice(half), slice(half, 2 * half)
+        fused.run("rotate", x[..., one], x[..., other], cos, sin, y[..., one], y[..., other])
+        return made
+    x = wide(x)
     left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     xp, turned = array_namespace(x), [left * cos - right * sin, left * sin + right * cos, rest]
     turned = _merged(rounded(xp.concatenate(turned, axis=-1), qkv))

@@ -5,7 +5,7 @@ rms to halves before they multiply by w; their last bit differs.)
 """
 
 from tiledask.errors import KernelError
-from tiledask.tile import elementwise
+from tiledask.tile import elementwise, fused
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.by_name import LayerPair, layer, op
 from tiledask.tile.layers.operands import by_token, multiply, rounded, wide
@@ -97,6 +97,8 @@ def find_activation(name: str) -> LayerPair:
 @layer("gate:* up:* -> *")
 def swiglu(gate: Array, up: Array) -> Array:
     """silu(gate) up, element by element, with silu(x) = x sigmoid(x). Shazeer, arXiv:2002.05202."""
+    if fused.takes(gate):
+        return fused.run("swiglu", gate, up)
     wider = wide(gate)
     return rounded(wider * _sigmoid(wider) * wide(up), gate)
 
@@ -119,8 +121,12 @@ def _swiglu(z: Array) -> Array:
 
 @op
 def _swiglu_grad(dy: Array, z: Array) -> Array:
-    n = z.shape[-1] // 2
-    return array_namespace(dy).concatenate(swiglu.backward(dy, z[..., :n], z[..., n:]), axis=-1)
+    n, xp = z.shape[-1] // 2, array_namespace(dy)
+    if fused.takes(z):
+        dz = xp.empty(z.shape, z.dtype)
+        fused.run("swiglu_grad", dy, z[..., :n], z[..., n:], dz[..., :n], dz[..., n:])
+        return dz
+    return xp.concatenate(swiglu.backward(dy, z[..., :n], z[..., n:]), axis=-1)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -172,6 +178,10 @@ def rms_norm(x: Array, w: Array, eps: float = 1e-6) -> tuple[Array, Array]:
 
     Zhang and Sennrich, arXiv:1910.07467.
     """
+    if fused.takes(x):
+        mean = fused.total("squares", x) / x.shape[-1]
+        inverse = 1 / array_namespace(x).sqrt(mean + eps)
+        return fused.run("scaled", x, w, inverse), inverse
     y, inverse = _scaled(wide(x), w, eps)
     return rounded(y, x), inverse
 
@@ -179,6 +189,11 @@ def rms_norm(x: Array, w: Array, eps: float = 1e-6) -> tuple[Array, Array]:
 @rms_norm.grad
 def rms_norm_grad(dy: Array, x: Array, inverse: Array, w: Array) -> tuple[Array, Array]:
     """(dx, dw): dx = (d - n mean(d n)) / rms, with n = x / rms and d = dy w."""
+    if fused.takes(dy):
+        tokens = by_token(dy), by_token(x), by_token(inverse)
+        dw = rounded(fused.total("scaled_weights", *tokens, axis=0)[0], dy)
+        along = fused.total("scaled_along", dy, x, w, inverse) / dy.shape[-1]
+        return fused.run("scaled_grad", dy, x, w, inverse, along), dw
     return _gradients(dy, wide(x), inverse, w, False)
 
 
