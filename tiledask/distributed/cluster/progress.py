@@ -99,7 +99,7 @@ def watching(
 ) -> Iterator[None]:
     """Shows how many of the ``panels`` of each rank are done while the block runs.
 
-    ``wanted``: True and False insist, None shows a bar on a terminal or in a notebook. A function
+    ``wanted``: True and False insist, None shows a bar on a terminal. A function
     is called with (panels done, panels in all).
     """
     done, in_all = [0] * len(panels), sum(panels)

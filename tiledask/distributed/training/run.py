@@ -202,7 +202,7 @@ def train(
         worker was lost, and the same call when everything was.
         `tiledask.formulas.checkpoint_interval` says how often is best.
     progress
-        None shows a bar on a terminal or in a notebook, True does anywhere, False never.
+        None shows a bar on a terminal, True does anywhere, False never.
 
     When a worker dies and its slot has another, all ranks go on from the newest checkpoint, or from
     the beginning; ``resumed`` says from where, and losses and weights are the same to the bit.
