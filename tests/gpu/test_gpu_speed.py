@@ -27,7 +27,6 @@ PRODUCTS = [
     cubed(16384, "bf16", *HOPPER),
     *((Gemm(*mnk, "bf16"), HOPPER) for mnk in ((4096, 16384, 4096), (1024, 1024, 16384))),
     *(cubed(8192, "bf16", *TENSOR, orders=orders) for orders in ("CF", "FC", "FF")),
-    cubed(8192, "fp16", *TENSOR),
     # tall, wide, long, and with fewer tiles than a GPU has multiprocessors
     *((Gemm(*mnk, "bf16"), HOPPER) for mnk in ((65536, 1024, 4096), (1024, 65536, 4096))),
     *((Gemm(1024, 1024, k, "bf16"), HOPPER) for k in (65536, 1024)),

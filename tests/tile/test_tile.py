@@ -209,7 +209,7 @@ def test_a_kernel_says_which_gpus_it_needs(monkeypatch, kernel, capabilities, wh
 
 def test_of_several_gpus_the_one_that_holds_the_operands_decides(monkeypatch):
     monkeypatch.setattr(backend, "probe", lambda: gpus("7.5", "9.0"))
-    square = {"shape": (4, 4), "ndim": 2, "dtype": np.dtype("float16")}
+    square = {"shape": (4, 4), "ndim": 2, "dtype": td.tile.as_dtype("bfloat16")}
     on_t4, on_h100 = (SimpleNamespace(device=SimpleNamespace(id=i), **square) for i in (0, 1))
     hopper = table.lookup(HOPPER)
     product._check_operands(on_h100, on_h100, hopper)

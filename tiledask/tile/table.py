@@ -8,7 +8,7 @@ from typing import Any
 from tiledask.errors import KernelError
 from tiledask.plan.tables import Part, Printable, table
 from tiledask.tile import numpy_kernels
-from tiledask.tile.backend import HALVES, Array, GpuInfo, probe
+from tiledask.tile.backend import Array, GpuInfo, probe
 from tiledask.tile.choice.config import Config, configs, runs_on
 from tiledask.tile.cuda.launch import launch
 from tiledask.tile.gemm import gemm
@@ -167,8 +167,8 @@ kernels = KernelTable(
         Kernel("blas", "numpy", _ALL, numpy_kernels.blas, _blas_workspace),
         _ours("smem_tiled", ("float32",)),
         _ours("sgemm_warptiled", ("float32",), workspace=_copies),
-        _ours("mma_multistage", HALVES, workspace=_copies),
-        _ours("wgmma_ws_persistent", HALVES, workspace=_copies, chooses=True),
+        _ours("mma_multistage", ("bfloat16",), workspace=_copies),
+        _ours("wgmma_ws_persistent", ("bfloat16",), workspace=_copies, chooses=True),
         Kernel("cublas", "cupy", _ALL, lambda a, b, out, tile, beta: gemm(a, b, out, beta=beta)),
     )
 )

@@ -100,7 +100,7 @@ def drawn(kernel, number):
     """(configuration, macros) of what a launch may ask; how C goes out is decided by the rest."""
     draw = Random(f"{kernel} {number}")
     flags = {name: draw.choice((0, 1)) for name in ("A_TURNED", "B_TURNED", *PLAIN)}
-    kind = "float" if kernel == SGEMM else draw.choice(("bf16", "f16"))
+    kind = "float" if kernel == SGEMM else "bf16"
     flags["OUT"] = draw.choice((kind, "float"))
     config = draw.choice(configs[kernel])
     if kernel == WGMMA:

@@ -156,12 +156,12 @@ def _value(x):
     return np.atleast_1d(x)
 
 
-def host_tensor_map(dtype, address, sizes, strides, box):
+def host_tensor_map(address, sizes, strides, box):
     """What cuTensorMapEncodeTiled makes, for hopper.cuh on the host; the rules are its own.
 
     CUDA Driver API, section "Tensor Map Object Management".
     """
-    size = np.dtype(dtype).itemsize
+    size = 2
     assert address % 16 == 0, "the matrix starts at a multiple of 16"
     assert all(s % 16 == 0 and 0 < s < 2**40 for s in strides), f"strides {strides}: by 16 bytes"
     assert all(0 < s <= 2**32 for s in sizes)

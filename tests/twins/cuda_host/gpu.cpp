@@ -3,22 +3,6 @@
 #include "fibers.h"
 #include "gpu.cuh"
 
-// -- numbers --------------------------------------------------------------------------------------
-
-// x, off by up to `part` of it: a multiple of 1/8 of that, by the bits of what it was made from.
-static float off_by(double x, double part, float from) {
-    const unsigned drawn = float_to_bits(from) * 2654435761u >> 28;
-    return float(x * (1 + part * (int(drawn) - 8) / 8));
-}
-
-// What is too small for a normal number is 0: .ftz.
-static float flushed(float x) { return fabsf(x) < 1.17549435e-38f ? copysignf(0.0f, x) : x; }
-
-// PTX ISA, ex2 and rcp: 2^-22 of the result, and one unit in its last place, of which there are at
-// least 2^23 in it.
-float power_of_2(float x) { return flushed(off_by(exp2(double(flushed(x))), 0x1p-22, x)); }
-float reciprocal(float x) { return flushed(off_by(1 / double(flushed(x)), 0x1p-23, x)); }
-
 // -- shared memory --------------------------------------------------------------------------------
 
 namespace host {

@@ -5,7 +5,6 @@
 //   mma
 //   global       copies and reads of operands stay within them, if they are told: `may_read`
 //   memory
-//   approximate  functions are off by as much as the manual allows, up or down by the argument's bits
 //   shared       addresses are checked, and how many different words of a bank an instruction wants
 //   memory       is counted: `worst_conflict`
 //
@@ -16,14 +15,12 @@
 #include "thread.h"
 
 struct bf16 { unsigned short bits; };
-struct f16 { unsigned short bits; };
 
 inline float bits_to_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
 inline unsigned float_to_bits(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
 
 inline float to_float(float x) { return x; }
 inline float to_float(bf16 x) { return bits_to_float(unsigned(x.bits) << 16); }
-inline float to_float(f16 x) { _Float16 y; memcpy(&y, &x, 2); return float(y); }
 
 template <class T> T from_float(float x);
 template <> inline float from_float<float>(float x) { return x; }
@@ -32,15 +29,6 @@ template <> inline bf16 from_float<bf16>(float x) {
     const unsigned bits = float_to_bits(x);  // rounded to nearest, ties to even
     return bf16{static_cast<unsigned short>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
 }
-template <> inline f16 from_float<f16>(float x) {
-    const _Float16 y = static_cast<_Float16>(x);
-    f16 z;
-    memcpy(&z, &y, 2);
-    return z;
-}
-
-float power_of_2(float x);
-float reciprocal(float x);
 
 inline char* dynamic_shared() { return host::shared(); }
 
@@ -120,18 +108,17 @@ namespace host {
 
 struct Fragments { float a[4][2], b[2][2]; };  // [register][element]
 
-template <class T> inline float element(unsigned r, int e) {
-    return to_float(T{static_cast<unsigned short>(r >> 16 * e)});
+inline float element(unsigned r, int e) {
+    return to_float(bf16{static_cast<unsigned short>(r >> 16 * e)});
 }
 
 }  // namespace host
 
-template <class T>
 inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     host::Fragments mine;
     for (int e = 0; e < 2; ++e) {
-        for (int i = 0; i < 4; ++i) mine.a[i][e] = host::element<T>(a[i], e);
-        for (int i = 0; i < 2; ++i) mine.b[i][e] = host::element<T>(b[i], e);
+        for (int i = 0; i < 4; ++i) mine.a[i][e] = host::element(a[i], e);
+        for (int i = 0; i < 2; ++i) mine.b[i][e] = host::element(b[i], e);
     }
     const host::Fragments* all = host::show_warp("mma", mine);
     const int g = host::lane() / 4, t = host::lane() % 4;

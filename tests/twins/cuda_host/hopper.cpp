@@ -251,7 +251,7 @@ static AtStart forget_issued([] {
 });
 
 // Element `i` of m or n, `k` of k < 16, where a descriptor says that it lies.
-static float operand(unsigned long long d, int i, int k, bool turned, bool half) {
+static float operand(unsigned long long d, int i, int k, bool turned) {
     const size_t start = size_t(d & 0x3FFF) << 4, leading = size_t(d >> 16 & 0x3FFF) << 4;
     const size_t stride = size_t(d >> 32 & 0x3FFF) << 4;
     const size_t at = turned ? start + i / 64 * leading + i % 64 * 2 + k / 8 * stride + k % 8 * 128
@@ -259,7 +259,7 @@ static float operand(unsigned long long d, int i, int k, bool turned, bool half)
     const char* p = swizzled(here().shared + at);
     unsigned short bits;
     memcpy(&bits, p, 2);
-    return half ? to_float(f16{bits}) : to_float(bf16{bits});
+    return to_float(bf16{bits});
 }
 
 const int kMostColumns = 256;
@@ -281,8 +281,8 @@ static void make_product(const Issued& issued) {
     static float a[64][16], b[16][kMostColumns], made[64][kMostColumns];
     const Product& p = issued.threads[0].second;
     for (int k = 0; k < 16; ++k) {
-        for (int i = 0; i < 64; ++i) a[i][k] = operand(p.a, i, k, p.turn_a, p.half);
-        for (int j = 0; j < p.columns; ++j) b[k][j] = operand(p.b, j, k, p.turn_b, p.half);
+        for (int i = 0; i < 64; ++i) a[i][k] = operand(p.a, i, k, p.turn_a);
+        for (int j = 0; j < p.columns; ++j) b[k][j] = operand(p.b, j, k, p.turn_b);
     }
     multiply(a, b, p.columns, made);
     for (const auto& [t, product] : issued.threads) {

@@ -91,7 +91,7 @@ namespace host {
 struct Product {
     float* sums;
     unsigned long long a, b;
-    bool add, turn_a, turn_b, half;  // half: f16, else bf16
+    bool add, turn_a, turn_b;
     int columns;
     size_t number;  // among those of this thread
 };
@@ -99,15 +99,12 @@ struct Product {
 void issue(Product product);
 void wait_for_products(size_t left);
 
-template <class T> struct IsHalf { static const bool value = false; };
-template <> struct IsHalf<f16> { static const bool value = true; };
-
 }  // namespace host
 
 template <int N> inline void wgmma_wait() { host::wait_for_products(N); }
 
-template <class T, bool TurnA, bool TurnB, int R> struct Wgmma {
+template <bool TurnA, bool TurnB, int R> struct Wgmma {
     static void issue(float (&d)[R], unsigned long long a, unsigned long long b, bool add) {
-        host::issue(host::Product{d, a, b, add, TurnA, TurnB, host::IsHalf<T>::value, 2 * R, 0});
+        host::issue(host::Product{d, a, b, add, TurnA, TurnB, 2 * R, 0});
     }
 };

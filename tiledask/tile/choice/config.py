@@ -8,13 +8,12 @@ cluster      blocks, one above the other, that share what they load
 A configuration has what a kernel's source in cuda/ does for operands that lie row by row.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device, load_device
 from tiledask.plan.units import format_bytes
-from tiledask.tile.backend import as_dtype
 from tiledask.tile.levels import Tile, as_tile
 
 __all__ = ["Config", "Occupancy", "as_device", "candidates", "config_of", "configs", "hopper"]
@@ -36,7 +35,7 @@ class Config:
     warp: tuple[int, int]  # Of C, whose operands one warp (or warp group) reads at once
     threads: int  # Of a block
     itemsize: int  # Bytes of an element of A and B
-    peak: str  # What bounds it: "fp32", "bf16", "fp16"
+    peak: str  # What bounds it: "fp32", "bf16"
     registers: int = 0  # Of a thread, at launch; 0 if unknown
     stages: int = 1  # Tiles of A and B in shared memory at one time
     stage_extra: int = 0  # Bytes of a stage beside the elements: barriers, longer lines
@@ -206,10 +205,13 @@ configs: dict[str, tuple[Config, ...]] = {
 """The shipped configurations of each kernel in cuda/, its own choice first."""
 
 
+_TYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
 def config_of(kernel: str | Config, dtype: str = "", tile: int | Tile | None = None) -> Config:
     """The configuration that ``kernel`` uses for elements of ``dtype``, and for ``tile`` if given.
 
-    >>> print(config_of("mma_multistage", "float16"))
+    >>> print(config_of("mma_multistage", "bfloat16"))
     mma_multistage 128x128x32, 3 stages
     """
     if isinstance(kernel, Config):
@@ -220,14 +222,14 @@ def config_of(kernel: str | Config, dtype: str = "", tile: int | Tile | None = N
             f"the bytes of any tile"
         )
     usual, *_ = shipped = configs[kernel]
-    size, block = as_dtype(dtype).itemsize if dtype else usual.itemsize, tile and as_tile(tile)
-    for each in shipped:
-        if each.itemsize == size and each.block == (block or each.block):
-            return replace(each, peak="fp16") if dtype == "float16" else each
-    built = " or ".join(f"{c.block} of {c.itemsize} bytes an element" for c in shipped)
-    raise KernelError(
-        f"kernel {kernel!r} is built for tiles of {built}, got {block or dtype} of {size} bytes"
-    )
+    kind, block = _TYPES[usual.peak], as_tile(tile) if tile else usual.block
+    found = [each for each in shipped if each.block == block]
+    if not found or dtype not in ("", kind):
+        built = " or ".join(str(each.block) for each in shipped)
+        raise KernelError(
+            f"kernel {kernel!r} is built for tiles of {built} and {kind}, got {block} and {dtype}"
+        )
+    return found[0]
 
 
 # -- what of a device it takes ---------------------------------------------------------------------

@@ -68,11 +68,13 @@ template <class T, int ROWS, int ROW_STEP, int COLS, int COL_STEP> struct Share 
 
     // Sums -> what goes to C.
     __device__ inline void finish(float beta, float* y) const {
-        if (!HAS_BETA) return;
         Pair<T> held[N];
-        read(held);
+        if (HAS_BETA) read(held);
+        // 0 too is added: of a sum that is only converted the compiler makes wgmma wait (C7514)
 #pragma unroll
-        for (int q = 0; q < 2 * N; ++q) y[q] += beta * to_float(q % 2 ? held[q / 2].y : held[q / 2].x);
+        for (int q = 0; q < 2 * N; ++q) {
+            y[q] += HAS_BETA ? beta * to_float(q % 2 ? held[q / 2].y : held[q / 2].x) : 0.0f;
+        }
     }
 
     __device__ inline void read(Pair<T> (&held)[N]) const {

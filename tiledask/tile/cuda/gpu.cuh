@@ -9,40 +9,15 @@
 // -- numbers --------------------------------------------------------------------------------------
 
 struct bf16 { unsigned short bits; };
-struct f16 { unsigned short bits; };
 
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
-__device__ inline float to_float(f16 x) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-    return y;
-}
 
 template <class T> __device__ T from_float(float x);  // rounds to nearest, ties to even
 template <> __device__ inline float from_float<float>(float x) { return x; }
 template <> __device__ inline bf16 from_float<bf16>(float x) {
     bf16 y;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-    return y;
-}
-template <> __device__ inline f16 from_float<f16>(float x) {
-    f16 y;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-    return y;
-}
-
-// 2^x by the unit for special functions: within a factor of 1 +- 2^-22; what is below 2^-126 is 0.
-__device__ inline float power_of_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// 1 / x by that unit: one unit in the last place off; what is below 2^-126 is 0.
-__device__ inline float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
@@ -154,18 +129,10 @@ __device__ inline void ldmatrix_transposed(unsigned (&r)[4], const void* row) {
                  : "r"(shared_address(row)) : "memory");
 }
 
-// d (16 x 8, float32) += a b; T says what the registers of a and b hold.
-template <class T>
-__device__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
-
-#define MMA(T)                                                                                     \
-    template <> __device__ inline void mma<T>(                                                     \
-        float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {                           \
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." #T "." #T ".f32 "                    \
-                     "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"             \
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                              \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));          \
-    }
-MMA(bf16)
-MMA(f16)
-#undef MMA
+// d (16 x 8, float32) += a b, of bf16.
+__device__ inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}

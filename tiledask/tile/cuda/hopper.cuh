@@ -161,12 +161,11 @@ __device__ inline void wgmma_commit() {
 template <int N> __device__ inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
-
-// d (64 x 2 R) = a b, or d += a b if `add`, over 16 steps of k, by 128 threads, later. Thread t has
+// d (64 x 2 R) = a b, or d += a b if `add`, of bf16, over 16 steps of k, by 128 threads, later. Thread t has
 // rows 16 (t / 32) + t % 32 / 4 and that + 8, columns 8 j + 2 (t % 4) and the next, j < R / 4:
 // d[4 j], d[4 j + 1] in the first row, d[4 j + 2], d[4 j + 3] in the second.
 // TurnA, TurnB: the operand is contiguous in m, in n, instead of k.
-template <class T, bool TurnA, bool TurnB, int R> struct Wgmma;
+template <bool TurnA, bool TurnB, int R> struct Wgmma;
 
 #define NAMES_128 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
@@ -186,19 +185,16 @@ template <class T, bool TurnA, bool TurnB, int R> struct Wgmma;
 #define SUMS_256 SUMS_128, SUMS_32(64), SUMS_32(96)
 
 // N columns; A, B, ADD, TA, TB are the numbers of the operands after the N / 2 sums
-#define WGMMA(T, IN, N, A, B, ADD, TA, TB)                                                        \
-    template <bool TurnA, bool TurnB> struct Wgmma<T, TurnA, TurnB, N / 2> {                      \
+#define WGMMA(N, A, B, ADD, TA, TB)                                                               \
+    template <bool TurnA, bool TurnB> struct Wgmma<TurnA, TurnB, N / 2> {                         \
         __device__ static inline void issue(float (&d)[N / 2], unsigned long long a,              \
                                             unsigned long long b, bool add) {                     \
             asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                      \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." IN "." IN              \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16"               \
                          " {" NAMES_##N "}, " A ", " B ", add, 1, 1, " TA ", " TB ";\n}"           \
                          : SUMS_##N                                                               \
                          : "l"(a), "l"(b), "r"(int(add)), "n"(int(TurnA)), "n"(int(TurnB)));  \
         }                                                                                         \
     };
-#define WGMMAS(T, IN)                                                                             \
-    WGMMA(T, IN, 128, "%64", "%65", "%66", "%67", "%68")                                          \
-    WGMMA(T, IN, 256, "%128", "%129", "%130", "%131", "%132")
-WGMMAS(bf16, "bf16")
-WGMMAS(f16, "f16")
+WGMMA(128, "%64", "%65", "%66", "%67", "%68")
+WGMMA(256, "%128", "%129", "%130", "%131", "%132")

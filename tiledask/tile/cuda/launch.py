@@ -2,8 +2,8 @@
 
     smem_tiled            the textbook kernel; operands and C of any strides
     sgemm_warptiled       float32 on CUDA cores
-    mma_multistage        halves on a warp's tensor cores, 64 bytes of k at a time
-    wgmma_ws_persistent   halves on Hopper's tensor cores, tiles brought by its copy engine
+    mma_multistage        bfloat16 on a warp's tensor cores, 64 bytes of k at a time
+    wgmma_ws_persistent   bfloat16 on Hopper's tensor cores, tiles brought by its copy engine
 
 Operands of all but the first whose lines do not start on boundaries of 16 bytes are copied. The
 last chooses its tile where none is given (`hopper_tile`), and C leaves through shared memory where
@@ -25,11 +25,7 @@ from tiledask.tile.levels import Tile, TileTraffic, traffic
 
 __all__ = ["launch"]
 
-_MAX_EXTENT = 2**31 - 512
-"""Rows and columns are 32-bit ints on the device, and the last tile may end some beyond them."""
-_MAX_GRID_Y = 65_535
-"""Blocks in the grid's y direction (CUDA C++ Programming Guide, table of capabilities)."""
-_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "float"}
+_TYPES = {"bfloat16": "bf16", "float32": "float"}
 
 _Macros = tuple[tuple[str, Any], ...]
 """(name, value) of each."""
@@ -69,8 +65,8 @@ def launch(
     plan = _plan(name, x, y, z, tile, beta != 0, many)
     if plan.maps:
         maps = [
-            box and tensor_map(lies.dtype, address_of(each), *box)
-            for each, lies, box in zip((a, b, out), (x, y, z), plan.maps, strict=True)
+            box and tensor_map(address_of(each), *box)
+            for each, box in zip((a, b, out), plan.maps, strict=True)
         ]
         # C's is not read where it is not brought, but on its boundary
         inputs: list[Any] = [*maps[:2], maps[0] if maps[2] is None else maps[2]]
@@ -99,12 +95,9 @@ def _plan(
 ) -> _Plan:
     m, k, n = a.rows, a.columns, b.columns
     rows, columns, depth = tile or (0, 0, 0)
-    most = _MAX_GRID_Y * rows if name == "smem_tiled" else _MAX_EXTENT
-    if m > most or max(n, k) > _MAX_EXTENT:
-        raise KernelError(
-            f"{name} takes up to {most} rows, and {_MAX_EXTENT} columns, got {m} x {k} by {k} x "
-            f"{n}; cut the product into blocks or use kernel='cublas'"
-        )
+    # a grid's y direction takes 65,535 blocks of 16 rows or more; others count in 32 bits
+    if max(m, n, k) > (most := 2**20 if name == "smem_tiled" else 2**31 - 512):
+        raise KernelError(f"{name} takes extents up to {most}, got {m} x {k} @ {k} x {n}; cut them")
     # whether C moves by two neighbours of a row, and is read
     pairs = c.by_rows and c.columns % 2 == 0 and c.boundary >= 2 * c.itemsize
     lies = (

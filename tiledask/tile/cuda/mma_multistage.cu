@@ -1,4 +1,4 @@
-// C = A B + beta C on the tensor cores of a warp, from sm_80 on: bf16 and fp16, summed in float32,
+// C = A B + beta C on the tensor cores of a warp, from sm_80 on: bf16, summed in float32,
 // copies several stages ahead of the arithmetic.
 //
 //                          n                      level      what it is           what it owns
@@ -21,7 +21,7 @@
 //   multiplied    s  |  s+1 |  s+2 |      each in TILE_K / STEP_K steps; while one is multiplied, the
 //                                         next one's fragments are read into registers
 //
-// On the compiler's command line: TYPE (bf16 or f16), OUT (TYPE, or float), TILE_M, TILE_N,
+// On the compiler's command line: TYPE (bf16), OUT (TYPE, or float), TILE_M, TILE_N,
 // TILE_K, STAGES, A_TURNED (1: A is contiguous along m), B_TURNED (1: along n).
 
 #define WARP_ROWS 64
@@ -93,7 +93,7 @@ __device__ inline void multiply(Sums& sums, const Fragments& f) {
     for (int j = 0; j < 2 * MMA_COLS; ++j) {
         const unsigned b[2] = {f.b[j / 2][j % 2 * 2], f.b[j / 2][j % 2 * 2 + 1]};
 #pragma unroll
-        for (int i = 0; i < MMA_ROWS; ++i) mma<TYPE>(sums[i][j], f.a[i], b);
+        for (int i = 0; i < MMA_ROWS; ++i) mma(sums[i][j], f.a[i], b);
     }
 }
 

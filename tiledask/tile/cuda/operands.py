@@ -96,8 +96,8 @@ MAP = np.dtype([("opaque", "<u8", 16)])
 """CUtensorMap of cuda.h."""
 
 _BOUNDARY = 64
-_TYPES = {"float16": 6, "bfloat16": 9}
-"""CUtensorMapDataType of cuda.h."""
+_BFLOAT16 = 9
+"""Of CUtensorMapDataType of cuda.h."""
 _HOW = 0, 3, 3, 0
 """Of cuda.h: not interleaved, swizzled by 128 bytes, 256 bytes promoted to L2, 0 out of bounds."""
 _LIBRARY = "libcuda.so.1"
@@ -105,9 +105,9 @@ _LIBRARY = "libcuda.so.1"
 
 @lru_cache(1024)
 def tensor_map(
-    dtype: str, address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
 ) -> np.ndarray:
-    """A CUtensorMap, as an array of one element that a launch passes by value.
+    """A CUtensorMap of bfloat16, as an array of one element that a launch passes by value.
 
     ``sizes`` and ``box`` count elements from the innermost dimension on, ``strides`` bytes from one
     to the next in each further dimension. The box, which a copy takes, is 128 bytes wide and
@@ -123,7 +123,7 @@ def tensor_map(
     matrix = (ctypes.c_uint64 * rank)(*sizes), (ctypes.c_uint64 * (rank - 1))(*strides)
     taken = (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank)
     result = driver.cuTensorMapEncodeTiled(
-        made.ctypes.data, _TYPES[dtype], rank, address, *matrix, *taken, *_HOW
+        made.ctypes.data, _BFLOAT16, rank, address, *matrix, *taken, *_HOW
     )
     if result:
         raise KernelError(

@@ -1,4 +1,4 @@
-// C = A B + beta C on Hopper's tensor cores, in bf16 or fp16, summed in float32: tiles brought by the
+// C = A B + beta C on Hopper's tensor cores, in bf16, summed in float32: tiles brought by the
 // copy engine, multiplied by two warp groups, one block per SM for good.
 //
 //                          n                      level      what it is              what it owns
@@ -27,7 +27,7 @@
 // that into both, so that a tile of B leaves L2 once for two tiles of C. That is why a stage is empty
 // only when the consumers of both blocks say so.
 //
-// On the compiler's command line: TYPE (bf16, f16), OUT (the same, or float), TILE_N (128, 256),
+// On the compiler's command line: TYPE (bf16), OUT (the same, or float), TILE_N (128, 256),
 // STAGES (2 or more), CLUSTER (1, 2), A_TURNED (1: A is contiguous along m), B_TURNED (1: along n),
 // STAGED (1: C goes through shared memory and out by the copy engine; it is of TYPE and not read, and
 // its rows start and end at multiples of 16 bytes), and what epilogue.cuh has.
@@ -132,7 +132,7 @@ __device__ inline void multiply(const Shared& s, int stage, int consumer, bool a
     wgmma_begin();
 #pragma unroll
     for (int i = 0; i < TILE_K / 16; ++i) {
-        Wgmma<TYPE, A_TURNED, B_TURNED, TILE_N / 2>::issue(
+        Wgmma<A_TURNED, B_TURNED, TILE_N / 2>::issue(
             sums, descriptor_at(a, i * (A_TURNED ? 16 * ROW_BYTES : 32)),
             descriptor_at(b, i * (B_TURNED ? 16 * ROW_BYTES : 32)), add || i > 0);
     }
