@@ -99,13 +99,13 @@ def load_text(name: str | os.PathLike[str]) -> Text:
             content = gzip.decompress(path.read_bytes()).decode("utf-8")
         else:
             content = path.read_bytes().decode("utf-8")
+        if len(content) < 2:
+            raise ValueError(f"it has {len(content)} characters, a text 2 or more")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"a text is one of {', '.join(texts)}, or a file in UTF-8; {str(name)!r} is not "
             f"({error})"
         ) from None
-    if len(content) < 2:
-        raise ConfigError(f"{path} has {len(content)} characters, a text 2 or more")
     points = np.frombuffer(content.encode("utf-32-le"), np.uint32)
     found = np.unique(points)
     ids = np.searchsorted(found, points).astype(np.min_scalar_type(len(found) - 1))
@@ -181,15 +181,13 @@ def load_images(name: str | os.PathLike[str]) -> Images:
     try:
         with np.load(path, allow_pickle=False) as file:
             pixels, labels = file["pixels"], file["labels"].astype(np.int64)
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or labels.shape != pixels.shape[:1]:
+            raise ValueError(f"{pixels.dtype} {list(pixels.shape)} and {list(labels.shape)}")
     except Exception as error:  # numpy and zipfile raise a dozen kinds for a file that is damaged
         raise ConfigError(
-            f"pictures are one of {', '.join(pictures)}, or an .npz file with pixels and labels; "
-            f"{short(str(name))} is not ({str(error)[:200] or type(error).__name__})"
+            f"pictures are one of {', '.join(pictures)}, or an .npz file of pixels, uint8 [count, "
+            f"rows, columns], and labels [count]; {short(str(name))} is not "
+            f"({str(error)[:200] or type(error).__name__})"
         ) from None
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or labels.shape != pixels.shape[:1]:
-        raise ConfigError(
-            f"{path}: pixels are uint8 [count, rows, columns] and labels [count], got "
-            f"{pixels.dtype} {list(pixels.shape)} and {list(labels.shape)}"
-        )
     pixels.flags.writeable = labels.flags.writeable = False
     return Images(path.stem, pixels, labels, int(labels.max()) + 1)

@@ -159,9 +159,6 @@ class Opened:
         self._stream: Any = None
         self._over = False
 
-    def __len__(self) -> int:
-        return len(self._at)
-
     def copy(self, pid: int, shared: Shared, part: Stretches, into: Array) -> None:
         """Fill the start of ``into`` (uint8) with ``part`` of what process ``pid`` shares.
 

@@ -82,9 +82,8 @@ class TileTraffic:
 class TileCount:
     """What the tile kernels of several products loaded, each counted as it ran.
 
-    >>> both = TileCount.of([traffic(4, 4, 4, 2, 4), traffic(4, 4, 8, 2, 4)])
-    >>> both, both.intensity
-    (TileCount(tiles=24, loaded=768, flops=384), 0.5)
+    >>> TileCount.of([traffic(4, 4, 4, 2, 4), traffic(4, 4, 8, 2, 4)])
+    TileCount(tiles=24, loaded=768, flops=384)
     """
 
     tiles: int  # Tile products

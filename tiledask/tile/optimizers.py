@@ -201,15 +201,11 @@ class LossScale:
     skipped: int = 0  # Steps that overflowed
 
     def __post_init__(self) -> None:
-        if not 0 < self.floor <= self.scale <= self.ceiling:
+        within = 0 < self.floor <= self.scale <= self.ceiling
+        if not (within and self.growth > 1 and 0 < self.backoff < 1 and is_whole(self.interval, 1)):
             raise ConfigError(
-                f"a loss scale lies between its floor, above 0, and its ceiling: {self.floor:g} to "
-                f"{self.ceiling:g}, got {self.scale:g}; 65536 is usual"
-            )
-        if not (self.growth > 1 and 0 < self.backoff < 1 and is_whole(self.interval, 1)):
-            raise ConfigError(
-                f"a scale grows by more than 1, of 1 step or more, and backs off by less than 1, "
-                f"got growth={self.growth:g}, interval={self.interval}, backoff={self.backoff:g}"
+                f"a loss scale lies between its floor, above 0, and its ceiling; it grows by more "
+                f"than 1, of 1 step or more, and backs off by less than 1; got {self}"
             )
 
     @classmethod
@@ -300,10 +296,10 @@ def fused_step(
     rule: Rule, states: Mapping[str, Array], g: Array, t: int, factor: float, scale: float
 ) -> bool:
     """Whether this step was taken, in place: of Adam, for bfloat16 on a GPU, all at one pass."""
-    kept = [states.get(tensor) for tensor in ("momentum", "variance", MASTER)]
-    if not isinstance(rule, Adam) or not fused.takes(states["weights"]) or len(states) != 4:
+    kept = [states[tensor] for tensor in ("momentum", "variance", MASTER) if tensor in states]
+    if not isinstance(rule, Adam) or not fused.takes(states["weights"]) or len(kept) < 3:
         return False
-    if not all(x is not None and x.dtype == np.float32 for x in kept):
+    if len(states) > 4 or any(x.dtype != np.float32 for x in kept):
         return False
     one, two = rule.beta1, rule.beta2
     left = 1 - rule.rate * rule.weight_decay if isinstance(rule, AdamW) else 1.0

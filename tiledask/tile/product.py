@@ -116,14 +116,13 @@ def _check_operands(a: Array, b: Array, kernel: Kernel) -> None:
         raise KernelError(f"a and b must have one element type, got {a.dtype} and {b.dtype}")
     name = backend.name_of(a.dtype) if a.dtype.isnative else str(a.dtype)
     if name not in kernel.dtypes:
-        takes = ", ".join(kernel.dtypes)
-        instead = "cast with .astype, or use kernel='blas' for halves"
-        if a.dtype.kind == "c":
-            instead = "multiply .real and .imag parts by themselves; .astype drops .imag"
-        raise KernelError(f"kernel {kernel.name!r} takes {takes}, got {name}; {instead}")
+        raise KernelError(
+            f"kernel {kernel.name!r} takes {', '.join(kernel.dtypes)}, got {name}; cast with "
+            f".astype, or use kernel='blas' for halves"
+        )
     if a.device != b.device:
         raise KernelError(f"a and b must be on one device, got {a.device} and {b.device}")
-    if kernel.needs:  # of several GPUs it may be another that the kernel is for
+    if kernel.built:  # of several GPUs it may be another that the kernel is for
         devices = tuple(d for d in backend.probe().devices if d.index == a.device.id)
         if why_not := unsuited(kernel, devices):
             raise KernelError(f"kernel {kernel.name!r} cannot run where a is: {why_not}")

@@ -33,15 +33,16 @@ def _blas_workspace(extents: Tile, itemsize: int, out_itemsize: int, tile: None)
 
 
 def _copies(extents: Tile, itemsize: int, out_itemsize: int, tile: Tile | None) -> int:
-    """Bytes at most of copies of a and b whose lines do not all start on boundaries of 16 bytes,
-    whichever way they lie."""
+    """Bytes at most of copies of a, b and out whose lines do not all start and end on boundaries
+    of 16 bytes, whichever way they lie."""
 
-    def padded(lines: int, length: int) -> int:
-        each = 16 // itemsize
+    def padded(lines: int, length: int, size: int) -> int:
+        each = 16 // size
         return lines * -(-length // each) * 16 if length % each else 0
 
     m, n, k = extents
-    return max(padded(m, k), padded(k, m)) + max(padded(k, n), padded(n, k))
+    arrays = (m, k, itemsize), (k, n, itemsize), (m, n, out_itemsize)
+    return sum(max(padded(x, y, size), padded(y, x, size)) for x, y, size in arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +68,6 @@ class Kernel:
         found = probe()
         missing = found.nvrtc_reason if self.built else ""
         return found.reason or missing or unsuited(self, found.devices)
-
-    @property
-    def available(self) -> bool:
-        """Whether this machine can run it."""
-        return not self.why_not
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
@@ -125,8 +121,8 @@ class KernelTable(Printable, dict[str, Kernel]):
 
     >>> [name for name, kernel in kernels.items() if kernel.arrays == "numpy"]
     ['loops', 'tiled', 'blas']
-    >>> kernels["blas"].available, kernels["wgmma_ws_persistent"].needs
-    (True, 'compute capability 9.0 (H100, H200)')
+    >>> kernels["blas"].why_not, kernels["wgmma_ws_persistent"].needs
+    ('', 'compute capability 9.0 (H100, H200)')
     """
 
     def printed(self) -> Iterator[Part]:
@@ -142,7 +138,7 @@ class KernelTable(Printable, dict[str, Kernel]):
                 "types": ", ".join(each.dtypes),
                 "tiles": shown + (", or any" if each.tile and not each.built else ""),
                 "needs": each.needs or {"numpy": "any CPU", "cupy": "any GPU"}[each.arrays],
-                "here": "available" if each.available else "unavailable",
+                "here": "unavailable" if each.why_not else "available",
             }
         below = [f"{', '.join(names)}: {why_not}" for why_not, names in reasons.items()]
         yield replace(table(rows), below="\n".join(below))

@@ -122,16 +122,10 @@ def test_no_two_words_of_one_bank_are_wanted_at_a_time(tmp_path, kernel, tile):
         assert kernel != SGEMM or fresh.unpaired(READ, 16) == 0
 
 
-def test_c_goes_through_shared_memory_by_rows_from_boundary_to_boundary_and_not_read(tmp_path):
-    staged = [BASE, replace(BASE, layouts="CCF")]
-    direct = [
-        *(replace(BASE, margin=1), replace(BASE, n=150), replace(BASE, m=203, layouts="CCF")),
-        *(
-            replace(BASE, beta=1.0),
-            replace(BASE, out_dtype="float32"),
-            replace(BASE, layouts="CCS"),
-        ),
-    ]
+def test_c_goes_through_shared_memory_if_it_is_not_read_and_of_the_operands_type(tmp_path):
+    """Beside where its rows do not start and end on boundaries: then too."""
+    staged = [replace(BASE, **how) for how in ({}, {"layouts": "CCF"}, {"margin": 1}, {"n": 150})]
+    direct = [replace(BASE, **how) for how in ({"beta": 1.0}, {"out_dtype": "float32"})]
     with host_gpu(tmp_path) as gpu:
         for case in (*staged, *direct):
             ran = {key: len(kernel.launched) for key, kernel in gpu.built.items()}

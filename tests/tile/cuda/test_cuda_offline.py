@@ -23,7 +23,7 @@ from tiledask.tile.cuda.build import file_text
 
 pytestmark = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason() or "-")
 
-PLAIN = {"HAS_BETA": 0, "PAIRS": 0}
+PLAIN = {"HAS_BETA": 0}
 SMEM, SGEMM, MMA, WGMMA = configs
 CODE_BYTES = 64 * 1024
 """The most instructions that a kernel may have: what no cache holds is fetched for every tile."""
@@ -105,7 +105,7 @@ def drawn(kernel, number):
     config = draw.choice(configs[kernel])
     if kernel == WGMMA:
         plain = not flags["HAS_BETA"] and flags["OUT"] != "float"
-        config = hopper(config.block[1], draw.choice((1, 2)), plain and flags["PAIRS"] == 1)
+        config = hopper(config.block[1], draw.choice((1, 2)), plain)
     return config, macros_of(config, kind, **flags)
 
 

@@ -221,8 +221,8 @@ ONES = np.ones(1)
 REFUSED = [
     (lambda: SGD(-1.0), "rate is 0 or more, got -1"),
     (lambda: Adam(beta2=1.0), "beta2 is from 0 up to, not including, 1, got 1"),
-    (lambda: LossScale(0.5), "above 0, and its ceiling: 1 to .* got 0.5"),
-    (lambda: LossScale(backoff=1.0), "less than 1, got growth=2, interval=2000, backoff=1"),
+    (lambda: LossScale(0.5), "got LossScale.scale=0.5"),
+    (lambda: LossScale(backoff=1.0), "got LossScale.*backoff=1"),
     (lambda: stepped("w"), "2 weights and no other, got 1; 'b' is"),
     (lambda: stepped("wbc"), "2 weights and no other, got 3; 'c' is"),
     (lambda: stepped("wb", limit=0.0), "to a norm above 0, got 0"),

@@ -80,11 +80,6 @@ template <class T> inline T global_read_if(bool there, const T* p) {
 inline void fetch_into_l2_if(bool there, const void* p) {
     if (there) host::within_lines(p, 1);
 }
-template <class T> inline void global_write_if(bool there, T* p, T x) {
-    if (!there) return;
-    host::on_boundary(p, sizeof(T));
-    *p = x;
-}
 
 // -- cp.async -------------------------------------------------------------------------------------
 

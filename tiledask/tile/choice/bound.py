@@ -12,13 +12,11 @@ waves, as many at a time as there are slots: down a group of rows, then the next
     a a b | b c
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device
-from tiledask.plan.tables import Part, Printable, table
 from tiledask.plan.units import format_seconds
 from tiledask.tile.choice.config import Config, Occupancy, as_device, config_of, occupancy, refusal
 from tiledask.tile.levels import traffic
@@ -105,7 +103,7 @@ class Level:
 
 
 @dataclass(frozen=True, repr=False)
-class Levels(Printable):
+class Levels:
     """A product [m, k] x [k, n] level by level.
 
     Its time is the least: were everything to overlap, and every level at its peak.
@@ -143,31 +141,13 @@ class Levels(Printable):
         """ "arithmetic", or the name of the level that takes longest."""
         return max(self.times, key=self.times.__getitem__)
 
-    @property
-    def unbounded(self) -> tuple[str, ...]:
-        """Names of levels of unknown bandwidth, which may be slower still."""
-        return tuple(x.name for x in self.levels if not x.bandwidth)
-
-    def printed(self) -> Iterator[Part]:
-        """What bounds the product; what crosses each level, and how long that takes at least."""
-        unknown = f"; {', '.join(self.unbounded)} not bounded" if self.unbounded else ""
-        yield (
+    def __repr__(self) -> str:
+        unknown = [x.name for x in self.levels if not x.bandwidth]
+        return (
             f"{self.config} on {self.device.name}: at most "
             f"{self.flops_per_second / 1e12:.4g} TFLOP/s ({format_seconds(self.seconds)}), bound "
-            f"by {self.binding}{unknown}"
+            f"by {self.binding}" + f"; {', '.join(unknown)} not bounded" * bool(unknown)
         )
-        rows = {
-            x.name: {
-                "tile of C": "x".join(map(str, x.tile)),
-                "moved": x.moved,
-                "FLOP/byte": x.intensity,
-                "time": x.seconds if x.bandwidth else None,
-            }
-            for x in self.levels
-        }
-        yield table(rows, moved="bytes", time="seconds")
-
-    __repr__ = Printable.to_text
 
 
 def predict(

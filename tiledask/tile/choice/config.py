@@ -44,14 +44,6 @@ class Config:
     group: int = 1  # Rows of tiles that are walked together: see bound.py
     capability: str = ""  # The least that runs it: see `runs_on`
 
-    def __post_init__(self) -> None:
-        (tm, tn, _), (rows, columns) = self.block, self.warp
-        if min(*self.block, self.threads, self.stages) < 1 or tm % rows or tn % columns:
-            raise KernelError(
-                f"extents are 1 or more and a warp's tile divides the block's, got {rows}x{columns}"
-                f" and {tm}x{tn}; a warp of {tm}x{tn} always does"
-            )
-
     @property
     def warps(self) -> int:
         """Warps of a block, each of 32 threads."""

@@ -3,9 +3,5 @@
 launch.py        a launch: which variant of a kernel, with what arguments
   operands.py    how a matrix lies; copies of those that no kernel can read; tensor maps
   build.py       compiles a kernel for a GPU, once, with or without that GPU; loads through CuPy
-*.cu, *.cuh      the kernels, and the headers that they share; file_text shows one
+*.cu, *.cuh      the kernels, and the headers that they share
 """
-
-from tiledask.tile.cuda.build import file_text
-
-__all__ = ["file_text"]

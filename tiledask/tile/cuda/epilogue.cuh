@@ -5,8 +5,8 @@
 // A value of C is a round trip to memory away, a thousand cycles and more. A thread therefore asks for
 // all that it needs before it touches any of it (Share), and waits once instead of once for each.
 //
-// On the compiler's command line, 1 or 0: HAS_BETA (C is read), PAIRS (C moves by two neighbours of a
-// row: rows start at multiples of two elements and end there).
+// On the compiler's command line, 1 or 0: HAS_BETA (C is read). Rows of C start at multiples of two
+// elements and end there: it moves by two neighbours.
 
 #pragma once
 
@@ -14,12 +14,12 @@
 
 typedef long long stride_t;  // a product of two ints overflows 32 bits from 46341 x 46341 on
 
-// Element (i, j) lies at data[i * row + j * col], strides in elements.
+// Element (i, j) lies at data[i * row + j].
 template <class T> struct Result {
     T* data;
-    stride_t row, col;
+    stride_t row;
 
-    __device__ inline stride_t at(int i, int j) const { return i * row + j * col; }
+    __device__ inline T* at(int i, int j) const { return data + i * row + j; }
 };
 
 // The corner of a tile of C.
@@ -36,13 +36,6 @@ template <int ROWS, int COLS> __device__ inline Place place_of(int tile, int m, 
     return Place{(band * RASTER + within % rows) * ROWS, within / rows * COLS};
 }
 
-// One element of C.
-template <class T>
-__device__ inline void store(float beta, const Result<T>& c, int i, int j, float sum) {
-    T* to = c.data + c.at(i, j);
-    *to = from_float<T>(HAS_BETA ? sum + beta * to_float(*to) : sum);
-}
-
 template <class T> struct __align__(2 * sizeof(T)) Pair { T x, y; };
 
 // What a thread has of C: pairs of neighbours in a row, in ROWS rows, ROW_STEP from one to the next,
@@ -50,59 +43,38 @@ template <class T> struct __align__(2 * sizeof(T)) Pair { T x, y; };
 // y[2 (p ROWS + r)] and the next: as wgmma leaves its sums.
 template <class T, int ROWS, int ROW_STEP, int COLS, int COL_STEP> struct Share {
     static constexpr int N = ROWS * COLS;
-    const Result<T>& c;
+    stride_t row;     // elements from one row to the next
     int down, right;  // rows and columns from its first element to the edges of C
-    stride_t first;   // elements from where C begins to there
+    T* first;
 
     __device__ inline Share(const Result<T>& c, int i, int j, int m, int n)
-        : c(c), down(m - i), right(n - j), first(c.at(i, j)) {}
+        : row(c.row), down(m - i), right(n - j), first(c.at(i, j)) {}
 
-    // Whether element q of pair p of row r is inside of C.
-    __device__ inline bool inside(int r, int p, int q) const {
-        return r * ROW_STEP < down && p * COL_STEP + q < right;
+    // Whether pair p of row r is inside of C, and where it is.
+    __device__ inline bool inside(int r, int p) const {
+        return r * ROW_STEP < down && p * COL_STEP < right;
     }
-    __device__ inline stride_t at(int r, int p) const {
-        return first + r * ROW_STEP * c.row + p * COL_STEP * col();
+    __device__ inline Pair<T>* at(int r, int p) const {
+        return reinterpret_cast<Pair<T>*>(first + r * ROW_STEP * row + p * COL_STEP);
     }
-    __device__ inline stride_t col() const { return PAIRS ? 1 : c.col; }
 
     // Sums -> what goes to C.
     __device__ inline void finish(float beta, float* y) const {
+        if (!HAS_BETA) return;
         Pair<T> held[N];
-        if (HAS_BETA) read(held);
-        // 0 too is added: of a sum that is only converted the compiler makes wgmma wait (C7514)
-#pragma unroll
-        for (int q = 0; q < 2 * N; ++q) {
-            y[q] += HAS_BETA ? beta * to_float(q % 2 ? held[q / 2].y : held[q / 2].x) : 0.0f;
-        }
-    }
-
-    __device__ inline void read(Pair<T> (&held)[N]) const {
 #pragma unroll
         for (int q = 0; q < N; ++q) {
-            const int r = q % ROWS, p = q / ROWS;
-            const T* from = c.data + at(r, p);
-            if (PAIRS) {
-                held[q] = global_read_if(inside(r, p, 0), reinterpret_cast<const Pair<T>*>(from));
-            } else {
-                held[q].x = global_read_if(inside(r, p, 0), from);
-                held[q].y = global_read_if(inside(r, p, 1), from + col());
-            }
+            held[q] = global_read_if(inside(q % ROWS, q / ROWS), at(q % ROWS, q / ROWS));
         }
+#pragma unroll
+        for (int q = 0; q < 2 * N; ++q) y[q] += beta * to_float(q % 2 ? held[q / 2].y : held[q / 2].x);
     }
 
     __device__ inline void store(const float* y) const {
 #pragma unroll
         for (int q = 0; q < N; ++q) {
-            const int r = q % ROWS, p = q / ROWS;
-            T* to = c.data + at(r, p);
             const Pair<T> x = {from_float<T>(y[2 * q]), from_float<T>(y[2 * q + 1])};
-            if (PAIRS) {
-                global_write_if(inside(r, p, 0), reinterpret_cast<Pair<T>*>(to), x);
-            } else {
-                global_write_if(inside(r, p, 0), to, x.x);
-                global_write_if(inside(r, p, 1), to + col(), x.y);
-            }
+            if (inside(q % ROWS, q / ROWS)) *at(q % ROWS, q / ROWS) = x;
         }
     }
 };

@@ -37,18 +37,14 @@ __device__ inline char* dynamic_shared() {
 // the warp, where addresses of tiles must be in the end.
 __device__ inline int warp_uniform(int x) { return __shfl_sync(0xFFFFFFFF, x, 0); }
 
-// One value of 2, 4 or 8 bytes of global memory, or 0 where it is not `there`. Asked for at this place
+// One value of 4 or 8 bytes of global memory, or 0 where it is not `there`. Asked for at this place
 // of the program: the compiler puts off a read as it is written in C++ to where its value is wanted,
 // and each of many then waits for the one before it. The 0 also tells that no earlier value is wanted:
 // without it every register here would be taken since the kernel began.
 template <class T> __device__ inline T global_read_if(bool there, const T* p) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "");
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "");
     union { unsigned words[2]; T value; } x = {{0, 0}};
-    if constexpr (sizeof(T) == 2) {
-        asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\n"
-                     "@there ld.global.u16 %0, [%1];\n}"
-                     : "+r"(x.words[0]) : "l"(p), "r"(int(there)) : "memory");
-    } else if constexpr (sizeof(T) == 4) {
+    if constexpr (sizeof(T) == 4) {
         asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\n"
                      "@there ld.global.u32 %0, [%1];\n}"
                      : "+r"(x.words[0]) : "l"(p), "r"(int(there)) : "memory");
@@ -63,17 +59,6 @@ template <class T> __device__ inline T global_read_if(bool there, const T* p) {
 // Lets the line at `p` come from memory into L2, where a later read finds it; nobody waits.
 __device__ inline void fetch_into_l2_if(bool there, const void* p) {
     if (there) asm volatile("prefetch.global.L2 [%0];" :: "l"(p));
-}
-
-// Writes one value if its place is `there`, without a branch.
-template <class T> __device__ inline void global_write_if(bool there, T* p, T value) {
-    if constexpr (sizeof(T) == 2) {  // in the order of the program: ptxas would work at all at once
-        asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\n"
-                     "@there st.global.u16 [%1], %0;\n}"
-                     :: "h"(value.bits), "l"(p), "r"(int(there)) : "memory");
-    } else {
-        if (there) *p = value;
-    }
 }
 
 // One value of shared memory in one instruction; `p` is a multiple of its size, of 16 bytes at most.

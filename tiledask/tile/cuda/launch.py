@@ -5,10 +5,9 @@
     mma_multistage        bfloat16 on a warp's tensor cores, 64 bytes of k at a time
     wgmma_ws_persistent   bfloat16 on Hopper's tensor cores, tiles brought by its copy engine
 
-Operands of all but the first whose lines do not start on boundaries of 16 bytes are copied. The
-last chooses its tile where none is given (`hopper_tile`), and C leaves through shared memory where
-its rows start and end on such boundaries and it is of the operands' type and not read; else by
-pairs, or one by one.
+For all but the first, operands whose lines do not start on boundaries of 16 bytes are copied, and C
+is made beside where its lines do not start and end there. The last chooses its tile where none is
+given (`hopper_tile`); C leaves through shared memory if it is of the operands' type and not read.
 """
 
 from functools import cache, lru_cache
@@ -20,7 +19,7 @@ from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, namespace
 from tiledask.tile.choice.config import config_of, hopper_tile
 from tiledask.tile.cuda import build
-from tiledask.tile.cuda.operands import MatrixLayout, address_of, layout, padded, tensor_map
+from tiledask.tile.cuda.operands import MatrixLayout, address_of, bits, layout, padded, tensor_map
 from tiledask.tile.levels import Tile, TileTraffic, traffic
 
 __all__ = ["launch"]
@@ -56,26 +55,31 @@ def launch(
     a, b and out were checked before. Where C's columns lie together it computes C^T = B^T A^T:
     threads that are neighbours write neighbours of a row, and the count is that product's.
     """
+    c = made = out
     if name != "smem_tiled":
-        a, b, c = padded(a), padded(b), layout(out)
-        if c.row == 1 and not c.by_rows:
-            a, b, out = b.T, a.T, out.T
-    x, y, z = map(layout, (a, b, out))
+        a, b, c = padded(a), padded(b), padded(out, whole=True)
+        made = c
+        if not layout(c).by_rows:
+            a, b, c = b.T, a.T, c.T
+    x, y, z = map(layout, (a, b, c))
     many = _multiprocessors() if name.startswith("wgmma") else 0
     plan = _plan(name, x, y, z, tile, beta != 0, many)
     if plan.maps:
         maps = [
             box and tensor_map(address_of(each), *box)
-            for each, box in zip((a, b, out), plan.maps, strict=True)
+            for each, box in zip((a, b, c), plan.maps, strict=True)
         ]
         # C's is not read where it is not brought, but on its boundary
         inputs: list[Any] = [*maps[:2], maps[0] if maps[2] is None else maps[2]]
     else:
         inputs = [a, *_strides(x), b, *_strides(y)]
     sizes = map(np.int32, (z.rows, z.columns, x.columns))
-    arguments = (*sizes, *inputs, out, *_strides(z), np.float32(beta))
+    strides = _strides(z)[: 2 if name == "smem_tiled" else 1]
+    arguments = (*sizes, *inputs, c, *strides, np.float32(beta))
     kernel = _kernel(name, plan.macros, plan.shared)
     kernel(plan.grid, plan.block, arguments, shared_mem=plan.shared)
+    if made is not out:
+        bits(out)[...] = bits(made)
     return plan.counted
 
 
@@ -98,10 +102,8 @@ def _plan(
     # a grid's y direction takes 65,535 blocks of 16 rows or more; others count in 32 bits
     if max(m, n, k) > (most := 2**20 if name == "smem_tiled" else 2**31 - 512):
         raise KernelError(f"{name} takes extents up to {most}, got {m} x {k} @ {k} x {n}; cut them")
-    # whether C moves by two neighbours of a row, and is read
-    pairs = c.by_rows and c.columns % 2 == 0 and c.boundary >= 2 * c.itemsize
     lies = (
-        *(("PAIRS", int(pairs)), ("HAS_BETA", int(beta))),
+        ("HAS_BETA", int(beta)),
         *(("TYPE", _TYPES[a.dtype]), ("OUT", _TYPES[c.dtype])),
         *(("A_TURNED", int(not a.by_rows)), ("B_TURNED", int(b.by_rows))),
     )
@@ -111,7 +113,7 @@ def _plan(
     across, down = -(-n // columns), -(-m // rows)
     counted = traffic(m, n, k, tile, a.itemsize, beta, c.itemsize)
     if name == "smem_tiled":  # whose threads move single elements
-        macros = ("TILE", rows), ("PAIRS", 0), ("HAS_BETA", int(beta))
+        macros = ("TILE", rows), ("HAS_BETA", int(beta))
         return _Plan(macros, (across, down), (rows, rows), 0, counted)
     config = config_of(name, a.dtype, tile)
     sizes = ("TILE_M", rows), ("TILE_N", columns), ("TILE_K", depth), ("STAGES", config.stages)
@@ -128,9 +130,7 @@ def _hopper_plan(
     beta: bool,
     multiprocessors: int,
 ) -> _Plan:
-    # the copy engine writes whole 16 bytes, beyond the last column too if that ends between them
-    whole = c.by_rows and c.boundary == 16 and c.columns * c.itemsize % 16 == 0
-    staged = whole and c.dtype == a.dtype and not beta
+    staged = c.dtype == a.dtype and not beta
     config = hopper_tile(c.rows, c.columns, a.columns, multiprocessors, staged, tile)
     columns, cluster = config.block[1], config.cluster
     # a cluster's tile: what it loads of B leaves L2 once, and the copy engine writes it into the

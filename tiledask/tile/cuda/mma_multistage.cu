@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 mma_multistage(int m, int n, int k,
                const TYPE* a, stride_t a_row, stride_t a_col,
                const TYPE* b, stride_t b_row, stride_t b_col,
-               OUT* c, stride_t c_row, stride_t c_col, float beta) {
+               OUT* c, stride_t c_row, float beta) {
     TYPE* memory = reinterpret_cast<TYPE*>(dynamic_shared());
     const Place tile = place_of<TILE_M, TILE_N>(blockIdx.x, m, n), warp = place_of_warp();
     const int steps = (k + TILE_K - 1) / TILE_K;
@@ -141,7 +141,7 @@ mma_multistage(int m, int n, int k,
         }
     }
 
-    const Result<OUT> result = {c, c_row, c_col};
+    const Result<OUT> result = {c, c_row};
     const int lane = threadIdx.x % 32;
     float* rows = reinterpret_cast<float*>(memory) + threadIdx.x / 32 * 16 * ROW_PITCH;
     // since the last barrier only what nobody multiplies is read: the stages are free for sums

@@ -64,14 +64,16 @@ def _layout(
     )
 
 
-def padded(x: Array) -> Array:
+def padded(x: Array, whole: bool = False) -> Array:
     """``x`` with neighbours along its rows or columns, and every such line on a boundary of 16
-    bytes, as copies by 16 bytes need it: itself, or a copy with up to 15 bytes more a line."""
+    bytes, as copies by 16 bytes need it: itself, or a copy with up to 15 bytes more a line.
+
+    ``whole``: lines end on such boundaries too, or in a copy: up to there it may be written."""
     lies = layout(x)
     turned = lies.row == 1 and not lies.by_rows
-    if lies.boundary == 16 and (lies.by_rows or turned):
-        return x
     (lines, length), each = x.T.shape if turned else x.shape, 16 // lies.itemsize
+    if lies.boundary == 16 and (lies.by_rows or turned) and not (whole and length % each):
+        return x
     with on_device(x):
         wide = array_namespace(x).empty((lines, -(-length // each) * each), x.dtype)
         copied = wide[:, :length].T if turned else wide[:, :length]

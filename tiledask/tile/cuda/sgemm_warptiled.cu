@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 sgemm_warptiled(int m, int n, int k,
                 const TYPE* a, stride_t a_row, stride_t a_col,
                 const TYPE* b, stride_t b_row, stride_t b_col,
-                OUT* c, stride_t c_row, stride_t c_col, float beta) {
+                OUT* c, stride_t c_row, float beta) {
     float* memory = reinterpret_cast<float*>(dynamic_shared());
     const Place tile = place_of<TILE_M, TILE_N>(blockIdx.x, m, n), warp = place_of_warp();
     const Lane lane;
@@ -143,7 +143,7 @@ sgemm_warptiled(int m, int n, int k,
         from = from + 1 < STAGES ? from + 1 : 0;
     }
 
-    const Result<OUT> result = {c, c_row, c_col};
+    const Result<OUT> result = {c, c_row};
     float* rows = memory + threadIdx.x / 32 * 8 * ROW_PITCH;
     __syncthreads();  // everyone has read the last stage
 #pragma unroll 1

@@ -23,14 +23,9 @@
 // TILE is given by the compiler's command line (-DTILE=16 or 32). It must be a power of two,
 // because the swizzle below needs one, and 1024 threads per block are the most a GPU has.
 
-#ifndef TILE
-#error "give the tile's extent, for example -DTILE=32"
-#endif
-#if TILE < 1 || TILE > 32 || (TILE & (TILE - 1)) != 0
-#error "TILE must be a power of two of at most 32"
-#endif
-
 #include "epilogue.cuh"
+
+static_assert(TILE <= 32 && (TILE & (TILE - 1)) == 0, "TILE: a power of two of at most 32");
 
 // Where element (row, col) of a tile is kept. Exchanging columns by `col ^ row` spreads a column
 // of the tile over all the banks of shared memory: rows and columns both move without conflicts.
@@ -77,7 +72,7 @@ smem_tiled(int m, int n, int k,
     }
 
     if (y < m - row0 && x < n - col0) {
-        const Result<float> result = {c, c_row, c_col};
-        store(beta, result, row0 + y, col0 + x, sum);
+        float* to = c + (row0 + y) * c_row + (col0 + x) * c_col;
+        *to = HAS_BETA ? sum + beta * *to : sum;
     }
 }

@@ -29,8 +29,8 @@
 //
 // On the compiler's command line: TYPE (bf16), OUT (the same, or float), TILE_N (128, 256),
 // STAGES (2 or more), CLUSTER (1, 2), A_TURNED (1: A is contiguous along m), B_TURNED (1: along n),
-// STAGED (1: C goes through shared memory and out by the copy engine; it is of TYPE and not read, and
-// its rows start and end at multiples of 16 bytes), and what epilogue.cuh has.
+// STAGED (1: C goes through shared memory and out by the copy engine; it is of TYPE and not read), and
+// what epilogue.cuh has. Rows of C start and end at multiples of 16 bytes.
 
 #include "epilogue.cuh"
 #include "hopper.cuh"
@@ -45,9 +45,7 @@ const int PANEL_BYTES = ROWS * ROW_BYTES;
 
 const int LINE_COLS = ROW_BYTES / sizeof(OUT);  // of C
 
-// Columns of C that are asked for at once: as many as there are registers for, which addresses of
-// elements take too that move one by one.
-const int AT_ONCE = PAIRS || !HAS_BETA ? 64 : 32;
+const int AT_ONCE = 64;  // columns of C that are asked for: as many as there are registers for
 
 static_assert(STAGES >= 2, "one stage is multiplied while others are filled");
 static_assert(TILE_N % (64 * CLUSTER) == 0, "each block loads its share of B by 64 columns");
@@ -150,7 +148,7 @@ __device__ inline void fetch_c(const Result<OUT>& c, const Place& at, int consum
     const int thread = threadIdx.x % GROUP_THREADS, i = at.row + consumer * ROWS + thread % ROWS;
 #pragma unroll
     for (int j = thread / ROWS * LINE_COLS; j < TILE_N; j += 2 * LINE_COLS) {
-        fetch_into_l2_if(i < m && at.col + j < n, c.data + c.at(i, at.col + j));
+        fetch_into_l2_if(i < m && at.col + j < n, c.at(i, at.col + j));
     }
 }
 
@@ -207,7 +205,7 @@ __device__ inline void consume(const Shared& s, const TensorMap& map_c, const Re
     Ring ring = {0, 0};
     for (int tile = first; tile < tiles; tile += step) {
         const Place at = place_of_block(tile, m, n);
-        if (HAS_BETA && PAIRS) fetch_c(c, at, consumer, m, n);
+        if (HAS_BETA) fetch_c(c, at, consumer, m, n);
         float sums[TILE_N / 2];
         int before = 0;  // the stage multiplied last
         for (int k0 = 0; k0 < k; k0 += TILE_K) {
@@ -233,7 +231,7 @@ wgmma_ws_persistent(int m, int n, int k,
                     const __grid_constant__ TensorMap map_a,
                     const __grid_constant__ TensorMap map_b,
                     const __grid_constant__ TensorMap map_c,  // STAGED only
-                    OUT* c, stride_t c_row, stride_t c_col, float beta) {
+                    OUT* c, stride_t c_row, float beta) {
     const Shared s = {dynamic_shared()};
     const int group = warp_uniform(threadIdx.x / GROUP_THREADS);  // 0 produces, 1 and 2 consume
     if (threadIdx.x == 0) {
@@ -256,7 +254,7 @@ wgmma_ws_persistent(int m, int n, int k,
         if (threadIdx.x == 0) produce(s, map_a, map_b, m, n, k, first, tiles, step);
     } else {
         registers_up_to<232>();
-        const Result<OUT> result = {c, c_row, c_col};
+        const Result<OUT> result = {c, c_row};
         consume(s, map_c, result, beta, m, n, k, group - 1, first, tiles, step);
     }
     cluster_sync();  // nobody leaves while others still write into its shared memory
