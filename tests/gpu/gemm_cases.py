@@ -178,7 +178,7 @@ def variants(arrays):
         Variant(name, tile, dtype)
         for name in OURS[arrays]
         for dtype in lookup(name).dtypes
-        for tile in lookup(name).tiles or (lookup(name).tile and (32, 32, 32),)
+        for tile in [c.block for c in lookup(name).built] or [lookup(name).tile and (32, 32, 32)]
         if dtype != "float64"
     ]
     usual = {(v.kernel, v.dtype): v for v in reversed(found)}.values()

@@ -127,8 +127,8 @@ def traffic(
     (120, 252, 140, 12)
     """
     tile = as_tile(tile)
-    out_itemsize = itemsize if out_itemsize is None else out_itemsize
-    sizes = {"m": m, "n": n, "k": k, "itemsize": itemsize, "out_itemsize": out_itemsize}
+    sizes = {"m": m, "n": n, "k": k, "itemsize": itemsize}
+    sizes["out_itemsize"] = itemsize if out_itemsize is None else out_itemsize
     m, n, k, itemsize, out_itemsize = (
         whole_number(name, value, 1, error=KernelError) for name, value in sizes.items()
     )

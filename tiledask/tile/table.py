@@ -9,7 +9,7 @@ from tiledask.errors import KernelError
 from tiledask.plan.tables import Part, Printable, table
 from tiledask.tile import numpy_kernels
 from tiledask.tile.backend import Array, GpuInfo, probe
-from tiledask.tile.choice.config import Config, configs, runs_on
+from tiledask.tile.choice.config import Config, config_of, configs, runs_on
 from tiledask.tile.cuda.launch import launch
 from tiledask.tile.gemm import gemm
 from tiledask.tile.levels import Tile, TileTraffic, as_tile
@@ -70,15 +70,6 @@ class Kernel:
         return found.reason or missing or unsuited(self, found.devices)
 
     @property
-    def tiles(self) -> tuple[Tile, ...]:
-        """The tiles that it is built for, the usual one first; empty if any will do.
-
-        >>> kernels["mma_multistage"].tiles
-        ((128, 128, 32), (64, 64, 32))
-        """
-        return tuple(config.block for config in self.built)
-
-    @property
     def needs(self) -> str:
         """The GPUs that it runs on; empty if any."""
         known = {"8.0": "8.0 (A100) or more", "9.0a": "9.0 (H100, H200)"}
@@ -93,13 +84,7 @@ class Kernel:
             raise KernelError(
                 f"kernel {self.name!r} has no tile to choose, got tile={tile!r}; leave it out"
             )
-        found = as_tile(tile)
-        if self.built and found not in self.tiles:
-            raise KernelError(
-                f"kernel {self.name!r} is built for tiles of {' or '.join(map(str, self.tiles))}, "
-                f"got {found}; give one of these, or none"
-            )
-        return found
+        return config_of(self.name, tile=tile).block if self.built else as_tile(tile)
 
 
 @cache
@@ -131,7 +116,7 @@ class KernelTable(Printable, dict[str, Kernel]):
         for name, each in self.items():
             if each.why_not:
                 reasons.setdefault(each.why_not, []).append(name)
-            tiles = each.tiles or (each.tile and (each.tile,)) or ()
+            tiles = [way.block for way in each.built] or ([each.tile] if each.tile else [])
             shown = ", ".join("x".join(map(str, tile)) for tile in tiles) or "none to choose"
             rows[name] = {
                 "arrays": each.arrays,

@@ -61,10 +61,8 @@ class Config:
         return self.block[0] * self.cluster, self.block[1]
 
     def __str__(self) -> str:
-        words = [f"{self.kernel} {'x'.join(map(str, self.block))}"]
-        words += [f"{self.stages} stages"] if self.stages > 1 else []
-        words += [f"clusters of {self.cluster}"] if self.cluster > 1 else []
-        return ", ".join(words)
+        stages = f", {self.stages} stages" * (self.stages > 1)
+        return f"{self.kernel} {'x'.join(map(str, self.block))}{stages}"
 
 
 def runs_on(least: str, capability: str) -> bool:
@@ -219,7 +217,7 @@ def config_of(kernel: str | Config, dtype: str = "", tile: int | Tile | None = N
     if not found or dtype not in ("", kind):
         built = " or ".join(str(each.block) for each in shipped)
         raise KernelError(
-            f"kernel {kernel!r} is built for tiles of {built} and {kind}, got {block} and {dtype}"
+            f"kernel {kernel!r} is built for tiles of {built} and {kind}, got {block} {dtype}"
         )
     return found[0]
 

@@ -72,19 +72,15 @@ def launch(
         # C's is not read where it is not brought, but on its boundary
         inputs: list[Any] = [*maps[:2], maps[0] if maps[2] is None else maps[2]]
     else:
-        inputs = [a, *_strides(x), b, *_strides(y)]
+        inputs = [a, *map(np.int64, x[4:6]), b, *map(np.int64, y[4:6])]
     sizes = map(np.int32, (z.rows, z.columns, x.columns))
-    strides = _strides(z)[: 2 if name == "smem_tiled" else 1]
+    strides = map(np.int64, z[4 : 6 if name == "smem_tiled" else 5])
     arguments = (*sizes, *inputs, c, *strides, np.float32(beta))
     kernel = _kernel(name, plan.macros, plan.shared)
     kernel(plan.grid, plan.block, arguments, shared_mem=plan.shared)
     if made is not out:
         bits(out)[...] = bits(made)
     return plan.counted
-
-
-def _strides(x: MatrixLayout) -> tuple[np.int64, np.int64]:
-    return np.int64(x.row), np.int64(x.column)
 
 
 @lru_cache(4096)

@@ -147,16 +147,13 @@ def _cut(x: Array, widths: tuple[int, ...]) -> tuple[Array, ...]:
     return tuple(xp.ascontiguousarray(x[..., a:b]) for a, b in pairwise(ends))
 
 
-_Columns = tuple[tuple[int, int], ...]
-
-
 @op
-def _columns(*arrays: Array, columns: _Columns) -> Array:
+def _columns(*arrays: Array, columns: tuple[tuple[int, int], ...]) -> Array:
     return _pack(*(x[..., a:b] for x in arrays for a, b in columns))
 
 
 @op
-def _put_columns(flat: Array, *arrays: Array, columns: _Columns) -> tuple[Array, ...]:
+def _put_columns(flat: Array, *arrays: Array, columns: Any) -> tuple[Array, ...]:
     made, at = tuple(x.copy() for x in arrays), 0
     for view in (x[..., a:b] for x in made for a, b in columns):
         view[...] = flat[at : at + view.size].reshape(view.shape)
