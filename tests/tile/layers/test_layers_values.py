@@ -17,7 +17,7 @@ from oracles.gradients import assert_transpose, draw
 from tiledask.errors import KernelError
 from tiledask.tile import as_dtype, to_numpy
 from tiledask.tile import layers as L
-from tiledask.tile.layers.by_name import RankPart
+from tiledask.tile.layers.by_name import KERNELS, RankPart
 
 HALVES = ["float16", "bfloat16"]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -335,3 +335,12 @@ REFUSED = [
 def test_refused_with_the_rule(call, message):
     with pytest.raises(KernelError, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_sums_are_rounded_once_and_ties_to_even(dtype, xp):
+    rng = np.random.default_rng(5)
+    x, y = (rng.integers(-300, 300, 4000).astype(as_dtype(dtype)) for _ in range(2))
+    got = KERNELS["add"](xp.asarray(x), xp.asarray(y))
+    expected = (x.astype("f4") + y.astype("f4")).astype(x.dtype)
+    np.testing.assert_array_equal(to_numpy(got).astype("f4"), expected.astype("f4"))
