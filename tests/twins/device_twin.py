@@ -43,11 +43,18 @@ def _arrays(*values):
             yield getattr(value, "host", value)
 
 
+class Device(nullcontext):
+    """The one that is not there, on which nothing is under way."""
+
+    def synchronize(self):
+        pass
+
+
 class ndarray(NDArrayOperatorsMixin):
     """An array on a device that is not there."""
 
     __hash__ = None
-    device = nullcontext()
+    device = Device()
 
     def __init__(self, host):
         self.host = host
