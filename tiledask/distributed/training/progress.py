@@ -72,7 +72,7 @@ def watched(
         while not reports.empty():
             for rank, _, number, *_ in reports.get()["spans"]:
                 done[rank] = max(done[rank], number + 1)
-        return min(done), config.steps, ""
+        return min(done), config.steps, "steps"
 
     with ExitStack() as stack:
         if mesh is not None:
@@ -83,7 +83,7 @@ def watched(
                 stack.enter_context(subscribed(cluster, run, reports.put))
             say = partial(report, run) if on_page or wanted else None
         if wanted:
-            stack.enter_context(showing("training", look, "steps"))
+            stack.enter_context(showing("training", look))
         yield say
         done[:] = [config.steps] * len(done)  # the last reports may be under way
         if mesh is not None:
