@@ -12,6 +12,7 @@ process and with other workers.
 
 import os
 import uuid
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ from tiledask.tile.levels import as_tile
 
 __all__ = ["StoredProduct", "multiply_stored"]
 
+_LETTING_GO = 20.0
+"""Seconds that a product that failed waits for its workers, which stop at their next panel."""
 _SLOW = 1e9
 """FLOP per second of a worker by which a product that was given no timeout has one."""
 
@@ -219,13 +222,20 @@ def _run(
 
     shown = watching(progress, run, [len(depths)] * len(tiles), what, cluster)
     with counting(cluster) as counted, shown:
-        for number, (slot, region) in enumerate(tiles):
-            given = product, region, depths, cluster.backend, run, number
-            left[cluster.submit(slot, _multiply_tile, *given, name="stream")] = region
-        futures = [*left]
-        cluster.wait(futures, what, seconds, record, cancel=True)
-        record()
-        return sum(cluster.gather(futures, what, seconds)), counted
+        try:
+            for number, (slot, region) in enumerate(tiles):
+                given = product, region, depths, cluster.backend, run, number
+                left[cluster.submit(slot, _multiply_tile, *given, name="stream")] = region
+            futures = [*left]
+            cluster.wait(futures, what, seconds, record)
+            record()
+            return sum(cluster.gather(futures, what, seconds)), counted
+        except BaseException:
+            with suppress(Exception):  # what is cancelled writes to the result until it stops
+                cluster.client.cancel([*left], force=True)
+                stopped = [cluster.submit(slot, int) for slot in range(cluster.slots)]
+                cluster.gather(stopped, "the end", _LETTING_GO)
+            raise
 
 
 def _multiply_tile(
