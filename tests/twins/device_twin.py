@@ -245,6 +245,7 @@ class Module:
 
 def use(monkeypatch):
     """From here on, and until the test ends, "cupy" is the twin."""
+    backend.probe()  # this machine's own facts are remembered, and not the twin's
     twin = Module()
     device = backend.GpuInfo(0, "pretended GPU", "9.0", 10**9)
     found = backend.Backend(True, "", devices=(device,))

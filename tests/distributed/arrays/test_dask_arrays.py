@@ -92,6 +92,9 @@ def test_any_chunks_any_shape_any_type_any_cuts(seed, monkeypatch):
         same(c, a, b, scheduler=rng.choice(("synchronous", "threads")))
 
 
+@pytest.mark.parametrize(
+    "xp", ["numpy", pytest.param("cupy", marks=pytest.mark.gpu)], indirect=True
+)
 def test_on_either_kind_of_array(xp):
     x = da.from_array(xp.ones((1, 4096), "f2"), (1, 64), asarray=False)
     c = multiply(x, x.T)

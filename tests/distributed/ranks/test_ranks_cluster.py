@@ -3,22 +3,28 @@
 import os
 import signal
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from oracles.apart import apart
 from oracles.waiting import raised_late
 
 import tiledask as td
 from tiledask.distributed.ranks import run
-from tiledask.distributed.ranks.run import TRANSPORTS
-from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
+from tiledask.errors import ClusterLostError, CollectiveError, DeadlineError
 
 pytestmark = pytest.mark.cluster
-WAYS = pytest.mark.parametrize("way", TRANSPORTS)
 
 
-@WAYS
-def test_arrays_that_fill_every_buffer(cluster, way):
+@pytest.fixture(params=[1, 4])
+def hosts(request, cluster):
+    """Messages go by sockets, or by Dask."""
+    with apart(cluster, request.param) if request.param > 1 else nullcontext():
+        yield request.param
+
+
+def test_arrays_that_fill_every_buffer(cluster, hosts):
     """Everybody sends more to everybody at once than any socket holds."""
 
     def program(rank):
@@ -33,7 +39,7 @@ def test_arrays_that_fill_every_buffer(cluster, way):
         made += [g.all_reduce(x[0], algorithm=name) for name in ("ring", "tree", "direct")]
         return [float(part.sum()) for part in made]
 
-    done = td.run_ranks(program, td.Mesh(cluster, (4,)), transport=way, timeout=240)
+    done = td.run_ranks(program, td.Mesh(cluster, (4,)), timeout=240)
     for r, sums in enumerate(done.results):
         assert sums == [6 * 3e5, (r - 1) % 4 * 1.2e6, *[6 * 3e5] * 3]
     assert len(done.records.mismatches) == 0
@@ -45,8 +51,6 @@ def test_arguments_may_lie_on_the_workers(cluster):
     summed = lambda rank, power, mine: rank.group().all_reduce((mine**power).sum()).item()  # noqa: E731
     done = td.run_ranks(summed, mesh, 2, per_rank=list(x.blocks), timeout=240)
     assert done.results == [285.0, 285.0]
-    with pytest.raises(ConfigError, match="no transport 'nccl'; there are sockets, posts"):
-        td.run_ranks(summed, mesh, 2, 1.0, transport="nccl")
 
 
 def odd_one(rank, what, seconds=0.0):
@@ -65,10 +69,10 @@ def odd_one(rank, what, seconds=0.0):
         time.sleep(seconds)
 
 
-def works(cluster, way="sockets"):
+def works(cluster):
     """After whatever happened, the next program runs."""
     mesh = td.Mesh(cluster, (4,))
-    done = td.run_ranks(lambda rank: rank.group().all_reduce(1.0), mesh, transport=way, timeout=240)
+    done = td.run_ranks(lambda rank: rank.group().all_reduce(1.0), mesh, timeout=240)
     assert done.results == [4.0] * 4
 
 
@@ -82,25 +86,22 @@ FAILS = [
 
 
 @pytest.mark.few(4)
-@WAYS
 @pytest.mark.parametrize(("what", "error", "words"), FAILS)
-def test_a_rank_that_does_not_do_as_the_others(cluster, way, what, error, words):
+def test_a_rank_that_does_not_do_as_the_others(cluster, hosts, what, error, words):
     with pytest.raises(error, match=words) as caught:
-        td.run_ranks(odd_one, td.Mesh(cluster, (3,)), what, transport=way, timeout=240)
+        td.run_ranks(odd_one, td.Mesh(cluster, (3,)), what, timeout=240)
     if what == "raises":
         assert "raised by rank 1" in "".join(caught.value.__notes__)
-    works(cluster, way)
+    works(cluster)
 
 
 @pytest.mark.few(1)
-@WAYS
-def test_a_rank_that_is_late(cluster, way):
+def test_a_rank_that_is_late(cluster, hosts):
     def late(seconds):
-        options = {"transport": way, "timeout": seconds}
-        td.run_ranks(odd_one, td.Mesh(cluster, (2,)), "late", 1.5 * seconds, **options)
+        td.run_ranks(odd_one, td.Mesh(cluster, (2,)), "late", 1.5 * seconds, timeout=seconds)
 
     raised_late(DeadlineError, r"rank 0 waited for rank 1 .*'even'", late)
-    works(cluster, way)
+    works(cluster)
 
 
 def test_nothing_is_left_behind(cluster, monkeypatch):

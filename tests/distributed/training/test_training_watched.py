@@ -40,9 +40,7 @@ def test_every_step_is_reported_with_what_the_records_say_of_it(shape, options):
 def test_a_bar_says_how_far_it_is(monkeypatch):
     config = replace(configured(MODEL, (2, 1, 1), batch=BATCH), steps=10, first=5)
     looks = []
-    monkeypatch.setattr(
-        progress, "showing", lambda what, look, unit: looks.append(look) or nullcontext()
-    )
+    monkeypatch.setattr(progress, "showing", lambda what, look: looks.append(look) or nullcontext())
     with progress.watched(True, config, None) as say:
         assert looks[0]() == (5, 10, "")
         for rank in range(2):

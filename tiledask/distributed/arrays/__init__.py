@@ -4,5 +4,4 @@ mesh.py          Mesh: slots of a cluster as ranks in rows and columns
 array.py         ShardedArray, to_numpy
 creation.py      distribute, from_function, from_dask; they load products/matmul.py, for A @ B
 redistribute.py  from one placement to another: all_gather, reduce_scatter, all_to_all, ...
-digests.py       checksums of blocks, without a copy
 """

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.distributed.arrays.digests import crc_of
 from tiledask.errors import CheckpointError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.regions import (
@@ -34,12 +33,17 @@ from tiledask.plan.products.regions import (
 from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import as_dtype
 
-__all__ = ["FILE", "FORMAT", "Checkpoint", "Stored", "StoredBox", "check_cover", "folder_of"]
-__all__ += ["open_checkpoint", "steps_in", "whole"]
+__all__ = ["FILE", "FORMAT", "Checkpoint", "Stored", "StoredBox", "check_cover", "crc_of"]
+__all__ += ["folder_of", "open_checkpoint", "steps_in", "whole"]
 
 FILE = "index.json"
 FORMAT = 4
 _DAMAGE = LookupError, TypeError, ValueError, OverflowError, AttributeError, OSError, MemoryError
+
+
+def crc_of(array: np.ndarray) -> int:
+    """CRC-32 of the elements of ``array``, row after row."""
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 class StoredBox(NamedTuple):

@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.arrays.digests import crc_of
 from tiledask.distributed.checkpoints import index
-from tiledask.distributed.checkpoints.index import Stored, folder_of, whole
+from tiledask.distributed.checkpoints.index import Stored, crc_of, folder_of, whole
 from tiledask.distributed.out_of_core.disk import on_disk, sync
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank

@@ -20,12 +20,10 @@ from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.transport.messages import Where, endpoint_of, opened
 from tiledask.errors import ConfigError
 
-__all__ = ["TRANSPORTS", "run_ranks"]
+__all__ = ["run_ranks"]
 
 PATIENCE = 20.0
 """Seconds that setting up may take even if the function's own timeout is shorter."""
-TRANSPORTS = "sockets", "posts"
-"""How messages go between CPU workers, by name."""
 
 
 @bounded
@@ -35,7 +33,6 @@ def run_ranks(
     *args: Any,
     per_rank: Sequence[Any] | None = None,
     timeout: float | None = None,
-    transport: str | None = None,
     again: bool = False,
 ) -> Ranks:
     """``function(rank, *args)`` on every worker of ``mesh`` at once: results, records, traffic.
@@ -49,9 +46,6 @@ def run_ranks(
         argument for each rank, the last.
     timeout
         Seconds that the function may take (default 300). Nothing waits longer.
-    transport
-        "sockets", the default, between workers of one host, and by Dask's messages between hosts;
-        "posts" all by Dask's messages. Both carry arrays of GPUs through host memory.
     again
         When a worker dies, run the function again on all ranks, from its beginning, as soon as the
         slot has another, until ``timeout`` is over. For a function that may run several times: what
@@ -72,10 +66,8 @@ def run_ranks(
             f"td.Mesh(cluster, (2, 2)), or run_threads(function, (2, 2)) without a cluster; the "
             f"ranks along an axis are rank.group(axis) in the function"
         )
-    if transport not in (None, *TRANSPORTS):
-        raise ConfigError(f"no transport {transport!r}; there are {', '.join(TRANSPORTS)}")
     seconds, given = seconds_of(timeout), arguments(mesh.shape, args, per_rank)
-    attempt = partial(_run, function, mesh, given, transport)
+    attempt = partial(_run, function, mesh, given)
     return retry_lost(mesh.cluster, mesh.at, seconds, attempt) if again else attempt(0, seconds)
 
 
@@ -83,7 +75,6 @@ def _run(
     function: Callable[..., Any],
     mesh: Mesh,
     given: Sequence[Sequence[Any]],
-    transport: str | None,
     _: int,
     seconds: float,
 ) -> Ranks:
@@ -95,7 +86,7 @@ def _run(
         scratch = tempfile.TemporaryDirectory(dir=cluster.spool, ignore_cleanup_errors=True)
     with scratch as folder, opened(cluster, run, mesh.at, folder, patience) as where:
         left = left_of(seconds).seconds - GRACE  # they say it before this call does
-        reach = max(LAST, left), () if transport == "posts" else where
+        reach = max(LAST, left), where
         about = mesh.shape, cluster.backend, mesh.names
         each = [(run, r, *reach, about, function, *mine) for r, mine in enumerate(given)]
         name = getattr(function, "__name__", "function")

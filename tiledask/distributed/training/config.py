@@ -174,7 +174,11 @@ class TrainingConfig(RankConfig, TrainingTerms):
 
 
 def _shape_of(ranks: Any) -> tuple[int, int, int]:
-    """(dp, tp, pp), of three numbers or a mesh."""
+    """(dp, tp, pp), of three numbers or a mesh, whose axes may have other names but no other
+    order."""
+    names = getattr(ranks, "names", ())
+    if any(name in AXES and AXES[axis : axis + 1] != (name,) for axis, name in enumerate(names)):
+        raise ConfigError(f"ranks are a mesh (dp, tp, pp) in this order, got {', '.join(names)}")
     ranks = getattr(ranks, "shape", ranks)
     shape = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)
     if len(shape) != 3:

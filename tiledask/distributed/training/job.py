@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed import tensor as T
-from tiledask.distributed.arrays.digests import digest_of
 from tiledask.distributed.checkpoints import (
     Checkpoint,
     TensorSlice,
@@ -30,6 +29,7 @@ from tiledask.distributed.checkpoints import (
     save_checkpoint,
     steps_in,
 )
+from tiledask.distributed.checkpoints.index import crc_of
 from tiledask.distributed.out_of_core.disk import on_disk
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.progress import Report, step_reporter
@@ -51,7 +51,7 @@ class TrainedRank(NamedTuple):
     history: History
     weights: dict[str, T.Placed] | None
     """The weights here of the first copy of the model; None on others."""
-    digest: bytes
+    checksums: tuple[int, ...]
     """Of the weights, where there are copies to compare; else none."""
     held: dict[str, int]
     flops: int
@@ -89,7 +89,7 @@ def train_rank(
     return TrainedRank(
         history,
         None if copies.rank else weights,
-        digest_of(w.local for w in weights.values()) if copies.size > 1 else b"",
+        tuple(crc_of(w.local) for w in weights.values()) if copies.size > 1 else (),
         {tensor: sum(x.nbytes for x in of.values()) for tensor, of in trainer.arrays.items()},
         trainer.flops,
     )

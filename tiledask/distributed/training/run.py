@@ -326,7 +326,7 @@ def _collected(
     places = (tuple(at[axis] for axis in config.axes) for at in np.ndindex(config.shape))
     parts = dict(zip(places, each, strict=True))
     for (copy, slice_, device), part in parts.items():
-        if part.digest != parts[0, slice_, device].digest:
+        if part.checksums != parts[0, slice_, device].checksums:
             raise PlacementError(
                 f"copies 0 and {copy} of the model have different weights after {config.steps} "
                 f"steps, on tensor rank {slice_} and pipeline rank {device}: what was summed over "
