@@ -42,12 +42,12 @@ def test_a_bar_says_how_far_it_is(monkeypatch):
     looks = []
     monkeypatch.setattr(progress, "showing", lambda what, look: looks.append(look) or nullcontext())
     with progress.watched(True, config, None) as say:
-        assert looks[0]() == (5, 10, "")
+        assert looks[0]() == (5, 10, "steps")
         for rank in range(2):
             rows = [(rank, "step", n, 1.0, 0, 0, 0, n) for n in (5, 6, 7)]
             say({"spans": rows[: 2 + rank]})
-        assert looks[0]() == (7, 10, "")
-    assert looks[0]() == (10, 10, "")
+        assert looks[0]() == (7, 10, "steps")
+    assert looks[0]() == (10, 10, "steps")
 
 
 def test_the_result_says_what_it_is():

@@ -19,6 +19,7 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 from distributed import Client, Future, as_completed
 from distributed.comm.core import CommClosedError
@@ -180,14 +181,16 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
                 f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
                 f"{self.with_slots('...')} makes more"
             )
-        future: Future[Any] = self.client.submit(
-            enter,
-            function,
-            *args,
-            key=f"{name}-{uuid.uuid4().hex}-{int(slot)}",
-            resources={f"slot{int(slot)}": 1},
-            pure=False,
-        )
+        # blocks go as arguments to workers that do not see the spool: Dask need not warn of them
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": 2**60}):
+            future: Future[Any] = self.client.submit(
+                enter,
+                function,
+                *args,
+                key=f"{name}-{uuid.uuid4().hex}-{int(slot)}",
+                resources={f"slot{int(slot)}": 1},
+                pure=False,
+            )
         vars(future)["slot"] = int(slot)
         return future
 
