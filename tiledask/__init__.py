@@ -16,7 +16,7 @@ tasks        puzzles and exercises that judge answers
 studies      comparisons that are worked out or run at one call
 precision    floating point, as lessons that run
 doctor       what this machine has and lacks
-accuracy     the planner beside published numbers
+accuracy     published numbers, by their id
 errors       what is raised
 plan, distributed, lab  the rest, room by room
 """

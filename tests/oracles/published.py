@@ -18,8 +18,9 @@ import statistics
 from functools import cache
 from typing import NamedTuple
 
+from oracles.published_runs import model_of, published_runs
+
 import tiledask as td
-from tiledask.lab.accuracy import model_of, published_runs
 from tiledask.plan.data import data_file, shipped_json
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.overhead import overhead_of

@@ -12,5 +12,5 @@ commands         the commands of `tiledask`, their options and what they print
 doctor           what this machine has and lacks
 claims, sweep    tables of checks, one subject each; of schedules
 learner          the learner's copies of the notebooks
-accuracy         the planner beside published numbers
+accuracy         published numbers, by their id
 """

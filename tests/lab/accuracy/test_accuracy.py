@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from oracles import published
 from oracles.published import exact, measured
+from oracles.published_runs import published_runs
 
 import tiledask as td
-from tiledask.lab.accuracy import published_runs
 from tiledask.plan.data import data_file
 from tiledask.plan.inputs.framework_memory import memory_of
 
