@@ -16,10 +16,8 @@ PIPELINE |= {"facts": {"schedule": "1f1b"}, "predicted": {"actions": 8, "idle": 
 PRODUCT = {"run": "product-a", "kind": "product", "lanes": ["rank 0", "rank 1"]}
 PRODUCT |= {
     "facts": {"algorithm": "summa panel 2"},
-    "predicted": {"panels": [2, 2], "received": [100, 300], "memory": [1000, 2000]},
-    "counted": [(0, {"held": 5000, "resident": 400}), (1, {"held": 6000, "resident": 500})],
+    "predicted": {"panels": [2, 2], "seconds": 8.0, "busy": [6.0, 4.0]},
 }
-PRODUCT["predicted"] |= {"seconds": 8.0, "busy": [6.0, 4.0]}
 TRAINING = {"run": "tiledask-training-a", "kind": "training", "lanes": ["rank 0", "rank 1"]}
 TRAINING |= {"facts": {"layout": "dp 2, tp 1, pp 1"}}
 TRAINING |= {"predicted": {"steps": 3, "tokens": 64, "floor": 0.5}}
@@ -81,21 +79,16 @@ def pipelines() -> Iterator[View]:
 
 
 def products() -> Iterator[View]:
-    """Announced; under way, rank 0 ahead of rank 1; done; and one that counts nothing."""
+    """Announced; under way, rank 0 ahead of rank 1; done."""
     made = Watched()
     made.says(PRODUCT)
     yield made.view()
     spans = [(0, "read", -1, 101, 102), (0, "multiply", 0, 101, 103), (0, "wait", 0, 103, 104)]
     spans.append((0, "multiply", 1, 104, 106))
-    done = {"done": 2, "of": 2, "received": 100, "peak": 5500}
-    made.says(PRODUCT, spans=spans, counted=[(0, done)])
-    done = {"done": 1, "of": 2, "received": 40, "peak": 6100}
-    made.says(PRODUCT, spans=[(1, "multiply", 0, 102, 104)], counted=[(1, done)])
+    made.says(PRODUCT, spans=spans, counted=[(0, {"done": 2, "of": 2})])
+    made.says(PRODUCT, spans=[(1, "multiply", 0, 102, 104)], counted=[(1, {"done": 1, "of": 2})])
     yield made.view()
-    ends = [(r, {"received": n, "memory": 950 + n, "seconds": 10.0}) for r, n in enumerate((1, 3))]
-    made.says(PRODUCT, state="done", counted=ends)
-    yield made.view()
-    made.says(PRODUCT, counted=[(0, {"received": None, "memory": None})])
+    made.says(PRODUCT, state="done")
     yield made.view()
 
 

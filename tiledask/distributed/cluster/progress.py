@@ -60,20 +60,19 @@ def report(run: str, event: dict[str, Any], topic: str = "") -> None:
 
 
 def reporter(
-    run: str, rank: int, of: int, more: Callable[[], tuple[list[Any], dict[str, Any]]] | None = None
+    run: str, rank: int, of: int, spans: Callable[[], list[Any]] | None = None
 ) -> Callable[..., None]:
     """What one rank of a product calls after each of its ``of`` panels, and at its end: it reports
-    now and then how far the rank is. ``more``: what the page shows besides, as (spans, numbers)."""
+    now and then how far the rank is. ``spans``: what the page shows that it did since."""
     done, last = 0, monotonic()
 
     def panel_done(*, at_end: bool = False) -> None:
         nonlocal done, last
         done += not at_end
         if at_end or monotonic() - last >= _REPORT:
-            last, (spans, numbers) = monotonic(), more() if more else ([], {})
-            if of:  # a sum has no panels
-                numbers = {"done": done, "of": of, **numbers}
-            report(run, {"spans": spans, "counted": [(rank, numbers)]}, RUNS)
+            last, numbers = monotonic(), {"done": done, "of": of} if of else {}  # a sum has none
+            new = spans() if spans else []
+            report(run, {"spans": new, "counted": [(rank, numbers)]}, RUNS)
 
     return panel_done
 

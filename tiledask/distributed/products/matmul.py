@@ -196,8 +196,6 @@ def _page(choice: Choice) -> dict[str, Any]:
         "facts": {"product": f"{a} @ {b}", "algorithm": f"{choice.algorithm} {choice.options}"},
         "predicted": {
             "panels": [len(mine) for mine in plan.panels],
-            "received": list(choice.traffic.received),
-            "memory": list(choice.ledger.per_place.values()),
             "seconds": choice.seconds if choice.busy else None,
             "busy": list(choice.busy) or None,
         },
@@ -226,13 +224,8 @@ def _multiply(
                 raise refusal(found, room, question)
             choice = found[found.chosen]
             what, page = f"{choice.algorithm} product {a.shape} @ {b.shape}", _page(choice)
-            sizes = zip(slots, a.block_bytes, b.block_bytes, strict=True)
-            before = [
-                (rank, {"resident": sum(blocks), "held": counted.held[slot]})
-                for rank, (slot, *blocks) in enumerate(sizes)
-            ]
             with (
-                announced(cluster, lender.name, **page, counted=before) as on_page,
+                announced(cluster, lender.name, **page) as on_page,
                 watching(progress, lender.name, page["predicted"]["panels"], what, cluster),
             ):
                 of_a, of_b = zip(*(tickets[slot] for slot in slots), strict=True)
@@ -256,17 +249,8 @@ def _multiply(
         TileCount.of(tiles for (found,) in counted.last for tiles in found.tiles),
     )
     if on_page:
-        ended(cluster, lender.name, _lanes(c) if c.traffic.measured else ())
+        ended(cluster, lender.name)
     return c
-
-
-def _lanes(c: ShardedArray) -> list[tuple[int, dict[str, Any]]]:
-    """What the page shows of each rank of a product that is done."""
-    received, peaks = c.traffic.measured.received, [*c.memory.measured.per_place.values()]
-    return [
-        (rank, {"received": received[slot], "memory": peaks[rank], "seconds": c.seconds})
-        for rank, slot in enumerate(c.mesh.at)
-    ]
 
 
 operators["@"] = matmul

@@ -17,7 +17,7 @@ from distributed import Future
 from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
-from tiledask.distributed.cluster.counters import MEMORIES, Counted
+from tiledask.distributed.cluster.counters import Counted
 from tiledask.distributed.cluster.progress import reporter
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.distributed.products.panels import (
@@ -206,8 +206,8 @@ class _Rank:
         self.reader = Reader(work.exchange)
         self.spans = self.reader.spans
         # not a method: a circle of references would keep the blocks until Python looks for circles
-        more = partial(_counted, work, self.reader) if work.on_page else None
-        self.panel_done = reporter(work.exchange, work.rank, len(work.panels), more)
+        spans = partial(_spans, work, self.reader) if work.on_page else None
+        self.panel_done = reporter(work.exchange, work.rank, len(work.panels), spans)
         self.c = self._empty(extents_of(work.region), as_dtype(work.dtypes[1]))
 
     def result(self) -> Any:
@@ -310,10 +310,8 @@ class _Rank:
         return made
 
 
-def _counted(work: RankWork, reader: Reader) -> tuple[list[Any], dict[str, Any]]:
-    """(spans since the last report, bytes received and held): for the dashboard's page."""
+def _spans(work: RankWork, reader: Reader) -> list[Any]:
+    """What the rank did since the last report, by the scheduler's clock, for the page."""
     delay, new = now() - time(), reader.spans[:]
     del reader.spans[: len(new)]
-    spans = [(work.rank, kind, n, start + delay, stop + delay) for kind, n, start, stop in new]
-    received = sum(nbytes for _, nbytes in reader.facts.reads)
-    return spans, {"received": received, "peak": MEMORIES[work.backend].peak_bytes()}
+    return [(work.rank, kind, n, start + delay, stop + delay) for kind, n, start, stop in new]

@@ -1,7 +1,6 @@
 """A View in Bokeh: the same board is live in the dashboard and still in a report.
 
 time                 | idle
-left  | right
 loss                              rows of which a view has nothing are not there
 """
 
@@ -85,9 +84,6 @@ class Board:
         # those without an end fit what is drawn, unless somebody has zoomed in
         time = Lanes(DataRange1d(start=0, range_padding=0), "right", _ZOOMED, **wide)
         self.lanes = {"time": time, "idle": Lanes(Range1d(0, 100), "left", **narrow)}
-        for place, words_at in (("left", "right"), ("right", "left")):
-            across = DataRange1d(start=0, range_padding=0.05)
-            self.lanes[place] = Lanes(across, words_at, **wide)
         plots = [lanes.plot for lanes in self.lanes.values()]
         self.loss, self.floor = (ColumnDataSource({"x": [], "y": []}) for _ in range(2))
         losses = _figure("", x_axis_label="step", y_axis_label="nats per token", **wide)
@@ -95,7 +91,7 @@ class Board:
         losses.line("x", "y", color=INK, line_dash="dotted", source=self.floor)
         words = "step @x: @y{0.0000}"
         losses.add_tools(HoverTool(renderers=[line], tooltips=words, mode="vline"))
-        self.losses, rows = losses, {"time": plots[:2], "left": plots[2:], "loss": [losses]}
+        self.losses, rows = losses, {"time": plots, "loss": [losses]}
         self.rows = {place: row(*each, **wide) for place, each in rows.items()}
         self.layout = column(*self.rows.values(), sizing_mode=mode)
         self.show(view)

@@ -7,7 +7,7 @@ time    device 0   [F0][F1]....[B0]      idle    33.3 %  |//..x|     left, right
         device 1   ////[F0][B0]....              25.0 %  |//.| :     (: where it is predicted)
 
 pipeline   the boxes of the matplotlib Gantt
-product    panels; bytes and memory by worker
+product    panels
 training   the loss; seconds, tokens, barriers and bytes of a step
 tasks      those of each worker, by name
 """
@@ -93,7 +93,7 @@ class Chart(NamedTuple):
     title: str
     label: str
     unit: str
-    """Of its numbers: "s", "B", "%" or none."""
+    """Of its numbers: "s" or "%"."""
     lanes: Sequence[str]
     boxes: Sequence[Box]
     marks: Sequence[float] = ()
@@ -107,7 +107,7 @@ class View:
     title: str
     facts: dict[str, str] = field(default_factory=dict)
     charts: dict[str, Chart] = field(default_factory=dict)
-    """By place: time and idle, left and right."""
+    """By place: time and idle."""
     legend: list[tuple[str, Box]] = field(default_factory=list)
     """(what it means, how it looks)."""
     number: str = ""
@@ -231,8 +231,6 @@ _WORK = {
 
 
 def _draw_product(view: View, run: ReportedRun, so_far: str) -> None:
-    """While it runs the numbers are those of its ranks' last reports; at the end they are those
-    that ``C.traffic``, ``C.memory`` and ``C.seconds`` have."""
     ranks, predicted, facts = range(len(run.lanes)), run.predicted, view.facts
     zero = min([run.begin, *(start for *_, start, _ in run.spans)])
     last, drawn, busy = [0.0] * len(ranks), [], []
@@ -242,41 +240,16 @@ def _draw_product(view: View, run: ReportedRun, so_far: str) -> None:
         drawn.append(span(row, *at, colour_named(kind), number, _WORK[kind], height=high))
         busy += drawn[-1:] if kind in ("multiply", "sum") else []
         last[rank] = max(last[rank], at[1])
-    counted = [run.counted.get(rank, {}) for rank in ranks]
-    seconds = max([*last, *(mine.get("seconds", 0.0) for mine in counted)])
-    until = min(last) if so_far else seconds  # up to here all ranks have reported what they did
+    until = min(last) if so_far else max(last)  # up to here all ranks have reported what they did
     whole = predicted["seconds"]
     idle = [max(0.0, 1 - each / whole) for each in predicted["busy"] or ()] if whole else None
-    done = sum(mine.get("done", 0) for mine in counted)
+    done = sum(run.counted.get(rank, {}).get("done", 0) for rank in ranks)
     facts["panels done"] = f"{done} of {sum(predicted['panels'])}"
-    received = [mine.get("received", 0) for mine in counted]
-    held: list[Any] = [*map(_memory, counted)]
-    all_of, fullest = "bytes between workers", "memory of the fullest worker"
-    for place, heading, label, kind, what, sizes in (
-        ("left", "Bytes received", "from other workers", "read", "received", received),
-        ("right", "Memory", "its operands, and growth", "multiply", "memory", held),
-    ):
-        name, add, most = (all_of, sum, "") if place == "left" else (fullest, max, "at most ")
-        got = "not counted" if None in sizes else format_bytes(add(sizes))
-        facts[f"{name}{so_far}"] = f"{got}, predicted {most}{format_bytes(add(predicted[what]))}"
-        boxes = [
-            span(rank, 0, size, colour_named(kind), gid=f"{format_bytes(size)} {label}")
-            for rank, size in enumerate(sizes)
-            if size is not None
-        ]
-        view.charts[place] = Chart(heading, label, "B", run.lanes, boxes, predicted[what])
-    facts[f"time{so_far}"] = format_seconds(seconds)
+    facts[f"time{so_far}"] = format_seconds(max(last))
     if whole:
         facts["time predicted"] = format_seconds(whole)
     view.draw_time(run.lanes, [*_gaps(busy, len(ranks), until), *drawn], until, idle, so_far)
     view.number = "the panel"
-
-
-def _memory(counted: dict[str, Any]) -> int | None:
-    """A rank's operands, and what its process grew by: not what takes the place of older data."""
-    grown = max(0, counted.get("peak", 0) - counted.get("held", 0))
-    most: int | None = counted.get("memory", counted.get("resident", 0) + grown)
-    return most
 
 
 # -- a training ------------------------------------------------------------------------------------
