@@ -105,7 +105,8 @@ def test_a_failed_operation_lends_nothing_on(cluster):
     others = [SimpleNamespace(key=x.blocks[(slot + 1) % 4].key, slot=slot) for slot in range(4)]
     lent = lambda dask_worker: len(blocks.exchanges)  # noqa: E731
     with pytest.raises(ZeroDivisionError), blocks.lending(cluster) as lender:  # noqa: PT012
-        for slot, (mine, other) in enumerate(lender.lend([x.blocks, others], 10)):
+        lend, keys = lender.lends([x.blocks, others])
+        for slot, (mine, other) in enumerate(cluster.run(lend, *keys)):
             assert mine.token
             assert other == Ticket(others[slot].key, slot)
         assert cluster.run(lent) == [1] * 4

@@ -150,15 +150,16 @@ def run_stages(
     cluster, blocks = lender.cluster, list[Future[Any]]()
     for name, works in stages:
         if blocks:
-            tickets = [by_slot[0] for by_slot in lender.lend([blocks], timeout)]
+            lend, given = lender.lends([blocks])
+            tickets = [mine[0] for mine in cluster.run(lend, *given, timeout=timeout)]
             lent = {**lent, "partial": (blocks, [tickets[slot] for slot in slots])}
         args = dict[int, Sequence[Any]]()
         for rank, (slot, work) in enumerate(zip(slots, works, strict=True)):
             reads = {(array, piece.source) for array, piece in work.reads()}
             held = {(array, source): lent[array][1][source] for array, source in reads}
-            given = work._replace(exchange=lender.name, tickets=held, **how)
+            spec = work._replace(exchange=lender.name, tickets=held, **how)
             own = [mine[rank] for mine, _ in lent.values()]
-            args[slot] = dumps(given), *own
+            args[slot] = dumps(spec), *own
         blocks = cluster.submit_all(_run_rank, args, name=name)
         cluster.wait(blocks, what, timeout, cancel=True)
     lender.close()

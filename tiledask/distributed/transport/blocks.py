@@ -100,15 +100,8 @@ class Lender:
         """What `end` has every worker do, once all are closed."""
 
     def lends(self, arrays: Sequence[Sequence[Future[Any]]]) -> Call:
-        """What `lend` has every worker do, for who asks them anyway."""
+        """What gives, run on every worker, a Ticket for its block of each of ``arrays``."""
         return _lend, (self.name, [keys_of(blocks) for blocks in arrays])
-
-    def lend(
-        self, arrays: Sequence[Sequence[Future[Any]]], timeout: float | None
-    ) -> list[list[Ticket]]:
-        """By slot a Ticket for its block of each of ``arrays``."""
-        function, args = self.lends(arrays)
-        return self.cluster.run(function, *args, timeout=timeout)
 
     def end(self) -> None:
         """Nothing is lent any more, and tasks that go on stop."""
