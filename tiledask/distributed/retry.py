@@ -6,6 +6,7 @@ call 1          ............ done
 """
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, TypeVar
@@ -41,6 +42,10 @@ def retry_lost(
         try:
             return attempt(number, max(1e-3, deadline - time.monotonic()) if number else seconds)
         except ClusterLostError as lost:
+            error: BaseException | None = lost
+            while error is not None:  # their frames hold blocks, and each other
+                traceback.clear_frames(error.__traceback__)
+                error = error.__context__
             cluster.check_alive()
             last, before = state(), last
             losses = losses + 1 if last == before else 1

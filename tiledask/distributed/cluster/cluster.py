@@ -270,7 +270,8 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         self.wait(futures, what, timeout, cancel=cancel)
         with self._cancelling(futures if cancel else ()):
             gather = partial(self.client._gather, futures, direct=self.started_here)
-            who, seconds = lambda: f"{what}: a worker with results", max(0.5, left.seconds)
+            slots, seconds = {slot_of(future) for future in futures}, max(0.5, left.seconds)
+            who = lambda: f"{what}: {' or '.join(states(self, slots))}"  # noqa: E731
             try:
                 found: list[Any] = asked(self.client, gather, seconds, self.check_alive, who)
             except Exception:
