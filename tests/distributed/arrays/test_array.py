@@ -219,7 +219,7 @@ def test_a_mesh_its_arrays_and_rank_functions_have_its_names(cluster):
     c = a @ a
     assert repr(c) == "ShardedArray(4x4 float64, mesh (dp=2, tp=2), Shard(0), Shard(1))"
     assert "<td>(dp=1, tp=0)</td><td>2:4 x 0:2</td>" in c._repr_html_()
-    assert c.mesh == a.T.mesh == a.redistribute((Shard(1), Replicate())).mesh == mesh
+    assert c.mesh == a.T.mesh == td.redistribute(a, (Shard(1), Replicate())).mesh == mesh
 
     def members(rank):
         return rank.group("tp").members, rank.group("dp").members, rank.group(("dp", "tp")).size

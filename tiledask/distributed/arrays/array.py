@@ -146,12 +146,6 @@ class ShardedArray(Tiled):
         meta = namespace(self.mesh.cluster.backend).empty((0,) * self.ndim, self.dtype)
         return da.Array(graph, name, chunks, meta=meta)
 
-    def redistribute(
-        self, placements: Iterable[Placement], *, timeout: float | None = None
-    ) -> "ShardedArray":
-        """This array under other placements, as `tiledask.redistribute` has it."""
-        return operators["redistribute"](self, placements, timeout=timeout)
-
     def __matmul__(self, other: "ShardedArray") -> "ShardedArray":
         return operators["@"](self, other)
 
@@ -177,15 +171,13 @@ def placements_of(placements: Placement | Iterable[Placement]) -> tuple[Placemen
         if isinstance(placement, Shard) and placement.shards is not None:
             raise PlacementError(
                 f"arrays on workers are sharded evenly, got {placement!r}; take "
-                f"Shard({placement.dim}), or let ranks hold such blocks: tensor.shard(group, x, "
-                f"{placement.dim}, shards)"
+                f"Shard({placement.dim})"
             )
     return placements
 
 
 operators: dict[str, Callable[..., ShardedArray]] = {}
-"""What computes A @ B, and what redistributes: both put themselves here as they are loaded, which
-`creation` sees to."""
+"""What computes A @ B: it puts itself here as it is loaded, which `creation` sees to."""
 
 
 @bounded

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from distributed import futures_of
 
-# so that A @ B and A.redistribute have what computes them, as soon as there is an array
-import tiledask.distributed.arrays.redistribute
+# so that A @ B has what computes it, as soon as there is an array
 import tiledask.distributed.products.matmul  # noqa: F401
 from tiledask.distributed.arrays.array import ShardedArray, placements_of
 from tiledask.distributed.arrays.mesh import Mesh

@@ -8,7 +8,7 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-from tiledask.distributed.arrays.array import Both, ShardedArray, operators, placements_of
+from tiledask.distributed.arrays.array import Both, ShardedArray, placements_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.products.worker import call_again, moves, reads_of, run_stages
@@ -71,6 +71,3 @@ def _reduced(source: Tiling, target: Tiling) -> Tiling | None:
         return None
     part = Shard(max(free, key=lambda d: source.shape[d]))
     return source.replaced(*(part if p == (Partial(), Replicate()) else p[1] for p in pairs))
-
-
-operators["redistribute"] = redistribute

@@ -11,6 +11,7 @@ import numpy as np
 
 from tiledask.distributed.arrays.array import ShardedArray, to_numpy
 from tiledask.distributed.arrays.creation import distribute
+from tiledask.distributed.arrays.redistribute import redistribute
 from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.products.matmul import matmul
 from tiledask.errors import PlacementError
@@ -87,7 +88,7 @@ def check_product(
         raise PlacementError("A and B have blocks to be looked at, not partial sums: redistribute")
     if Partial() in C.placements:
         summed = [Shard(0) if p == Partial() else p for p in C.placements]
-        C = C.redistribute(summed, timeout=timeout)
+        C = redistribute(C, summed, timeout=timeout)
     (k, n), dtype = B.shape, A.dtype
     w = np.where(np.random.default_rng(seed).integers(0, 2, n), 1, -1)
 
