@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -273,14 +274,14 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
             slots, seconds = {slot_of(future) for future in futures}, max(0.5, left.seconds)
             who = lambda: f"{what}: {' or '.join(states(self, slots))}"  # noqa: E731
             try:
-                found: list[Any] = asked(self.client, gather, seconds, self.check_alive, who)
-            except Exception:
-                for future in futures:  # one was lost since, and making it again has failed
-                    if future.status == "error":
-                        failed = failure(self, future, what)
-                        raise failed from failed.__cause__
-                raise
-        return found
+                return list(asked(self.client, gather, seconds, self.check_alive, who))
+            except Exception as error:
+                # the client keeps the error of a future, and that its frames with the futures
+                traceback.clear_frames(error.__traceback__)
+                failed = [future for future in futures if future.status == "error"]
+                if not failed:
+                    raise
+            raise failure(self, failed[0], what)  # it was lost since, and could not be made again
 
     def run(
         self, function: Callable[..., Any], *args: Any, timeout: float | None = 60.0
