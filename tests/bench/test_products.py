@@ -28,7 +28,9 @@ def test_product(two_workers, plain_dask, in_turns, n, dtype):
         return f"{made.made_by}, moved {format_bytes(moved)}"
 
     def dask_array():
-        wait(plain_dask.persist(x @ y))  # and lets go of it: it would not be computed again
+        made = plain_dask.persist(x @ y)
+        wait(made)
+        plain_dask.cancel(made)  # or it would not be computed again
 
     in_turns(
         {"numpy, all cores": lambda: a @ b, "td.matmul": ours, "dask.array": dask_array},
