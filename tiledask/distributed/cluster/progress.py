@@ -2,7 +2,7 @@
 
 client    announced   run, kind, lanes, facts, predicted        once
 workers   report      run, spans, counted of a lane             now and then
-client    ended       run, state, counted of all lanes          once
+client    ended       run, state                                once
 
 Each is one of Dask's events: a dict with "run", the run's name, and what there is of the rest.
 ``spans`` are rows that begin with a lane, ``counted`` pairs of a lane and its numbers. They are on
@@ -10,7 +10,7 @@ the topic RUNS, or on one of the run's own where the client reads them too. A pa
 what cannot be reported is not.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from time import monotonic
 from typing import Any
@@ -41,9 +41,9 @@ def announced(cluster: Cluster, run: str, **about: Any) -> Iterator[bool]:
         raise
 
 
-def ended(cluster: Cluster, run: str, counted: Iterable[tuple[int, dict[str, Any]]] = ()) -> None:
-    """Show ``run`` as done, with what was counted by lane."""
-    _notify(cluster, {"run": run, "state": "done", "counted": list(counted)})
+def ended(cluster: Cluster, run: str) -> None:
+    """Show ``run`` as done."""
+    _notify(cluster, {"run": run, "state": "done"})
 
 
 def _notify(cluster: Cluster, event: dict[str, Any]) -> None:

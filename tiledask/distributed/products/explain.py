@@ -256,7 +256,7 @@ def check_kernel(kernel: str, arrays: str) -> None:
     if takes == arrays or kernel == "blas":
         return
     others = ", ".join(name for name, info in kernels.items() if info.arrays == arrays)
-    runs, device = {"cupy": ("GPUs", "gpu"), "numpy": ("CPUs", "cpu")}[takes]
+    runs, device = {"cupy": ("GPUs", "cuda"), "numpy": ("CPUs", "cpu")}[takes]
     raise KernelError(
         f"kernel {kernel!r} runs on {runs}, and the blocks are {arrays} arrays; use one of "
         f"{others}, blas, or workers of td.start_cluster(device={device!r})"

@@ -248,8 +248,7 @@ def _multiply(
         counted.seconds,
         TileCount.of(tiles for (found,) in counted.last for tiles in found.tiles),
     )
-    if on_page:
-        ended(cluster, lender.name)
+    ended(cluster, lender.name)
     return c
 
 
