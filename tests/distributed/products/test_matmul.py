@@ -99,6 +99,10 @@ def test_a_product_that_goes_with_a_worker_is_named_and_its_operands_multiply_ag
             with pytest.raises(ClusterLostError, match="make its array again"):
                 use(c)
     np.testing.assert_array_equal(td.to_numpy(A @ B), a @ b)
+    keys = {str(block.key) for c in made for block in c.blocks}
+    del made, c
+    tasks = cluster.given.scheduler.tasks
+    wait_until(lambda: keys.isdisjoint(map(str, [*tasks])), "what was lost to be let go", 20)
 
 
 def test_measured_memory_stays_within_the_prediction(cluster):
