@@ -19,7 +19,7 @@ function render({ model, el }) {
   label.textContent = `Your prediction: ${question}${unit ? ` (${unit})` : ""} `;
   const answer = document.createElement(choices.length ? "select" : "input");
   if (choices.length) ["", ...choices].forEach((each) => answer.add(new Option(each || "choose", each)));
-  else answer.placeholder = unit === "B" ? "as in 5 kB, 3 TB" : "a number";
+  else answer.placeholder = unit === "B" ? "as in 12 kB, 8 GB" : "a number";
   // or JupyterLab takes letters for its own commands
   answer.setAttribute("data-lm-suppress-shortcuts", "true");
   answer.value = model.get("typed");
