@@ -82,10 +82,10 @@ def run_sheet(args: argparse.Namespace) -> Run:
     """A page to print."""
     from tiledask.lab.classroom.sheet import sheet
 
-    page = sheet(args.name, args.seed, args.answers)
-    atomic_write(Path(args.to), page.encode())
-    yield f"{args.to}: open it in a browser, and print it from there"
-    return 0, {"page": args.to, "seed": args.seed, "answers": args.answers}
+    to = args.to or ("answers.html" if args.answers else "sheet.html")
+    atomic_write(Path(to), sheet(args.name, args.seed, args.answers).encode())
+    yield f"{to}: open it in a browser, and print it from there"
+    return 0, {"page": to, "seed": args.seed, "answers": args.answers}
 
 
 def run_grade(args: argparse.Namespace) -> Run:
