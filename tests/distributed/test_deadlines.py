@@ -17,7 +17,7 @@ from oracles.waiting import wait_until
 from twins.by_hand import ByHand
 
 import tiledask as td
-from tiledask.distributed.deadlines import GRACE, LAST, bounded, keep_interrupts, left_of, until
+from tiledask.distributed.deadlines import GRACE, LAST, bounded, end_of, keep_interrupts, until
 from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.tile.datasets import load_text
 
@@ -27,25 +27,26 @@ INNER = 40.0
 """Less than what the waits within a call may take that know nothing of its timeout: 60 s."""
 
 
+def left_of(seconds):
+    return pytest.approx(end_of(seconds) - time.monotonic(), abs=0.1)
+
+
 def test_calls_within_a_call_only_shorten_it():
     with until(1.0, GRACE), until(5.0):
-        for given, seconds, said in ((300.0, 1.0 + GRACE, 1.0), (0.3, 0.3, 0.3)):
-            left = left_of(given)
-            assert (left.seconds, left.said) == (pytest.approx(seconds, abs=0.1), said)
+        assert (left_of(300.0), left_of(0.3)) == (1.0 + GRACE, 0.3)
         with until(0.05):
-            assert LAST - 0.1 < left_of(300.0).seconds <= LAST
-            assert (left_of(300.0).said, left_of(0.01).said) == (0.05, 0.01)
-    assert left_of(300.0).said == 300.0
+            assert left_of(300.0) == LAST
+    assert left_of(300.0) == 300.0
 
 
 def test_a_timeout_is_found_wherever_it_stands():
     @bounded
     def call(what, timeout=None, *, more=1):
         """Words."""
-        return left_of(300.0).said
+        return left_of(300.0)
 
     assert call("x") == 300.0
-    assert call("x", 4) == call("x", timeout=4, more=2) == 4
+    assert [call("x", 4), call("x", timeout=4, more=2)] == [4 + GRACE] * 2
     assert call.__doc__ == "Words."
     with pytest.raises(ValueError, match="a timeout is a number of seconds above 0, got -1"):
         call("x", -1)
@@ -138,11 +139,10 @@ def test_a_call_that_finds_a_slot_frozen_ends_in_time_and_names_it(cluster, name
     frozen, begun = cluster.run(os.getpid)[1], time.monotonic()
     os.kill(frozen, signal.SIGSTOP)
     try:
-        with pytest.raises(DeadlineError, match=r"slot 1 \(its worker was last heard") as caught:
+        with pytest.raises(DeadlineError, match=r"slot 1 \(its worker was last heard"):
             CALLS[name](cluster, A, tmp_path, SECONDS)
     finally:
         os.kill(frozen, signal.SIGCONT)
-    assert f" {SECONDS:g} s" in str(caught.value)
     assert time.monotonic() - begun - SECONDS < INNER  # 0.3 on a quiet machine
     CALLS[name](cluster, A, tmp_path, LONG)  # nothing of it is left
 
@@ -167,33 +167,4 @@ def test_a_call_ends_with_its_scheduler_and_so_does_every_call_after_it(tmp_path
                 with pytest.raises(ClusterLostError) as lost:
                     call(cluster, A, tmp_path, LONG)
                 goes_on = "td.matmul(a, b, out=, cluster=), or td.train("
-                assert "connect" in other or goes_on in str(lost.value)
-
-
-def in_a_child(call):
-    """The words of what ``call`` raised in a forked child; empty if it came to its end."""
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        signal.alarm(int(LONG) - 20)
-        try:
-            call()
-        except BaseException as error:
-            os.write(write, f"{type(error).__name__} {error}".encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as said:
-        words = said.read()
-    os.waitpid(child, 0)
-    return words
-
-
-@pytest.mark.cluster
-def test_a_forked_child_is_told_at_once_that_the_cluster_is_its_parents(cluster, tmp_path):
-    A = td.distribute(np.ones((20, 20)), td.Mesh(cluster, (1, 2)), GRID)
-    for name in ("matmul", "train", "loop", "slow", "connect", "gather", "to_numpy", "explain"):
-        words = in_a_child(lambda name=name: CALLS[name](cluster, A, tmp_path, LONG))
-        assert words.startswith("ClusterLostError the cl"), words
-        assert f"is process {os.getpid()}'s" in words or name == "connect"
-        assert "forked from it" in words
-    assert cluster.run(abs, -1) == [1] * 4
-    assert in_a_child(lambda: td.connect(cluster.scheduler_address).run(abs, -1)) == ""
+                assert other == "connect to the address" or goes_on in str(lost.value)

@@ -18,11 +18,12 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from inspect import signature
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from math import inf
+from typing import Any, ParamSpec, TypeVar
 
 from tiledask.errors import ConfigError
 
-__all__ = ["DEADLINE", "GRACE", "HEAR", "LAST", "Left", "bounded", "keep_interrupts", "left_of"]
+__all__ = ["DEADLINE", "GRACE", "HEAR", "LAST", "bounded", "end_of", "keep_interrupts"]
 __all__ += ["seconds_of", "until"]
 
 P = ParamSpec("P")
@@ -40,23 +41,8 @@ _AGAIN = 0.05
 """Seconds after which an interrupt that Python dropped is sent again."""
 
 
-class Left(NamedTuple):
-    """How long a wait may take."""
-
-    end: float
-    """By time.monotonic."""
-    said: float
-    """What it was given, or if that is less the public call: the number that a user knows."""
-
-    @property
-    def seconds(self) -> float:
-        """Until the end; 0 when it is over."""
-        return max(0.0, self.end - time.monotonic())
-
-
-_ENDLESS = Left(float("inf"), 0.0)
-_call: ContextVar[Left] = ContextVar("deadline", default=_ENDLESS)
-"""How long the public call may take."""
+_end: ContextVar[float] = ContextVar("end", default=inf)
+"""When the public call ends, by time.monotonic."""
 
 
 def seconds_of(timeout: float | None) -> float:
@@ -77,22 +63,20 @@ def until(seconds: float, grace: float = 0.0) -> Iterator[None]:
 
     >>> with until(5):
     ...     with until(60):
-    ...         left_of(300).seconds <= 5, left_of(300).said, left_of(1).said
-    (True, 5, 1)
+    ...         end_of(300) - time.monotonic() <= 5
+    True
     """
-    token = _call.set(min(_call.get(), Left(time.monotonic() + seconds + grace, seconds)))
+    token = _end.set(min(_end.get(), time.monotonic() + seconds + grace))
     try:
         yield
     finally:
-        _call.reset(token)
+        _end.reset(token)
 
 
-def left_of(seconds: float) -> Left:
-    """How long a wait of ``seconds`` may take here."""
-    call, now = _call.get(), time.monotonic()
-    if now + seconds <= call.end:
-        return Left(now + seconds, seconds)
-    return Left(now + min(seconds, max(LAST, call.end - now)), call.said)
+def end_of(seconds: float) -> float:
+    """When a wait of ``seconds`` that begins now ends here, by time.monotonic."""
+    now = time.monotonic()
+    return min(now + seconds, max(now + LAST, _end.get()))
 
 
 def bounded(function: Callable[P, T]) -> Callable[P, T]:

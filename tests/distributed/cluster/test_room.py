@@ -34,7 +34,7 @@ def found(a, b, limit, only=None):
 
 def refused(a, b, limit, only=None):
     """The message for what does not fit into ``limit``, on workers that have 10 GB."""
-    room = Room(10**10, "a worker has 10 GB", limit=limit)
+    room = Room(limit, "a worker has 10 GB", 10**10)
     question = ProductQuestion(a, b, F8, algorithm=only)
     error = refusal(question.weigh(limit), room, question)
     assert isinstance(error, DoesNotFitError)
@@ -51,15 +51,11 @@ def test_each_way_out_that_a_refusal_names_is_accepted(placed):
     assert all(found(a, a, few, way).chosen == way for way in named)
 
 
-def test_what_is_promised_is_rounded_up_and_more_of_it_is_named_for_the_call_and_for_workers():
+def test_what_is_promised_is_rounded_up():
     rng = random.Random(1)
     for n in [0, 1, 999, 1000, 8_388_649, *(int(10 ** rng.uniform(0, 17)) for _ in range(300))]:
         assert n <= parse_bytes(format_up(n)) <= 1.0011 * n + 1
         assert parse_bytes(format_bytes(n)) == pytest.approx(n, rel=1e-3)
-    room = Room(int(0.5e9), "spills", limit=50)
-    assert (room.bytes, room.raised(100)) == (50, "memory_limit='100 B'")
-    assert room.raised(int(0.5e9)) == "memory_limit='500 MB'"
-    assert room.raised(int(0.5e9) + 1) == "workers with more memory, or more of them"
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +118,15 @@ def test_what_is_accepted_near_the_limit_runs_and_what_would_pass_it_is_refused(
     del a, b
     n = int(1.35 * largest(small))
     a, b = ones(small, n), ones(small, n)
-    idle = r"Dask moves .*to disk .*from \d+ MB on, \d0 % of its memory_limit of 400 MB"
+    idle = r"What would fit: workers with more memory"
     for limit in (None, "2GB"):  # the call's own cannot lift what the workers have
         with pytest.raises(DoesNotFitError, match=idle) as caught:
             td.matmul(a, b, memory_limit=limit)
-        needs = r"needs least, \d.*MB on a rank, allowed are \d.*MB \(slot \d: Dask"
+        needs = r"needs least, \d.*MB on a rank, allowed are \d.*MB \(slot \d: of 400 MB"
         assert re.search(needs, str(caught.value))
     assert not td.explain(a, b).chosen
     assert small.run(os.getpid) == pids
-    with pytest.raises(DoesNotFitError, match=r"a worker may hold .*pauses the worker from 320 MB"):
+    with pytest.raises(DoesNotFitError, match=r"a worker may hold .*slot \d: of 400 MB"):
         ones(small, 8200)
 
 
@@ -163,7 +159,7 @@ def test_files_are_cut_for_what_workers_leave(small, tmp_path):
 def test_under_a_cap_what_blocks_take_already_counts():
     with td.start_cluster(1, device="cpu", memory_cap="60MB", quiet=True) as capped:
         before = room_of(capped)
-        assert "memory_cap=60 MB" in str(before)
+        assert "of 60 MB" in str(before)
         a = td.from_function(
             lambda index: np.ones((1000, 1000)), (1000, 1000), "f8", td.Mesh(capped, (1,)), ROWS
         )

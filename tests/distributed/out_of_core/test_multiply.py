@@ -207,7 +207,7 @@ def test_an_interrupted_product_goes_on_or_says_why_not(cluster, tmp_path):
 def test_a_late_product_stops_and_goes_on_and_says_how_far_it_is(cluster, tmp_path):
     a, b = operands(tmp_path, 340, 340, 340)
     told = []  # a rank reports four times a second
-    with pytest.raises(DeadlineError, match=r"not done after 0\.1 s"):
+    with pytest.raises(DeadlineError, match="not done after"):
         multiply_stored(a, b, tmp_path / "c.npy", cluster, timeout=0.1, **SLOW)
     say = lambda *done: told.append(done)  # noqa: E731
     c = multiply_stored(a, b, tmp_path / "c.npy", cluster, progress=say, **SLOW)

@@ -151,7 +151,7 @@ def _placed(
             f"blocks hold real numbers (float16/32/64, bfloat16 or integers), got dtype {dtype}; "
             f"convert first, or of complex ones distribute .real and .imag, an array each"
         )
-    room = room_of(mesh.cluster, alone=True, slots=mesh.at)
+    room = room_of(mesh.cluster, slots=mesh.at)
     needs = copies * max(map(region_size, tiling.regions)) * dtype.itemsize
     if needs > room.bytes:
         raise DoesNotFitError(

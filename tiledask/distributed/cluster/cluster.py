@@ -20,7 +20,6 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
-import dask
 import numpy as np
 from distributed import Client, Future, as_completed
 from distributed.comm.core import CommClosedError
@@ -30,6 +29,7 @@ from tiledask.distributed.cluster import device_arrays
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.distributed.cluster.tasks import (
     asked,
+    check_status,
     enter,
     failure,
     slot_named,
@@ -38,9 +38,9 @@ from tiledask.distributed.cluster.tasks import (
     states,
     workers_of,
 )
-from tiledask.distributed.deadlines import HEAR, keep_interrupts, left_of, seconds_of
+from tiledask.distributed.deadlines import HEAR, end_of, keep_interrupts, seconds_of
 from tiledask.distributed.out_of_core.disk import on_disk
-from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.errors import ConfigError, DeadlineError
 from tiledask.plan import html
 from tiledask.plan.products.regions import Region, slices
 from tiledask.plan.whole import is_whole
@@ -94,7 +94,7 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         scheduler: Any = self.client.scheduler
         comm: Any = self.client.scheduler_comm
         self.scheduler_address: str = scheduler.address
-        self._comm, self._ended, self._process = comm, "", os.getpid()
+        self._comm, self._ended = comm, ""
         # Dask's client gathers messages for 10 ms before it sends them, which is most of the time
         # of a small product
         comm.interval = 0.001
@@ -116,48 +116,29 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         A client that has lost its scheduler connects again, to the same or to one that took its
         place. Neither knows anything of what was there before.
         """
-        if os.getpid() != self._process:
-            return f"process {self._process}'s"
-        another = self.client.status == "running" and self.client.scheduler_comm is not self._comm
-        return self._ended or ("lost" if another else self.client.status)
+        now = self._ended or self.client.status
+        return "lost" if now == "running" and self.client.scheduler_comm is not self._comm else now
 
     def workers(self) -> dict[int, dict[str, Any]]:
         """slot -> what the scheduler knows of the worker there now."""
         found = {}
-        for address, facts in workers_of(self.client, self.check_alive).items():
+        for address, facts in workers_of(self.client).items():
             if (slot := slot_named(facts.get("resources", ()))) >= 0:
                 found[slot] = {**facts, "address": address}
         return found
 
-    def with_slots(self, slots: int | str) -> str:
-        """What makes a cluster of as many ``slots``, in words."""
-        if self.started_here:
-            return f"start_cluster(workers={slots})"
-        return f"td.connect(client, workers={slots})"
-
     def check_alive(self) -> None:
-        """Raise ClusterLostError if this cluster is closed, lost, or another process's."""
-        if (status := self.status) == "running":
-            return
-        another = "td.start_cluster()" if self.started_here else "td.connect(address)"
-        what, more = f"the cluster is {status}", ""
-        if os.getpid() != self._process:  # the threads that speak to workers are not here
-            what += ", and this is another, forked from it"
-        elif self._ended != "closed":
-            what = f"the scheduler at {self.scheduler_address} is gone, or the client was closed, "
-            what += "and with it what lay on the workers"
-            more = ", where a product of files, td.matmul(a, b, out=, cluster=), or "
-            more += "td.train(..., folder=) goes on"
-        raise ClusterLostError(f"{what}; make a new one with {another}{more}")
+        """Raise ClusterLostError if this cluster is closed or lost."""
+        check_status(self.status)
 
     def wait_for_slots(self, slots: Iterable[int], timeout: float) -> dict[int, dict[str, Any]]:
         """slot -> what the scheduler knows of its worker, once all ``slots`` have one."""
-        wanted, left = set(slots), left_of(timeout)
+        wanted, end = set(slots), end_of(timeout)
         while missing := sorted(wanted - (workers := self.workers()).keys()):
-            if not left.seconds:
+            if time.monotonic() >= end:
                 raise DeadlineError(
-                    f"waited {left.said:.3g} s for workers in {len(wanted)} slots, slots {missing} "
-                    f"have none; look at the workers' output, or start others"
+                    f"of {len(wanted)} slots {missing} have no worker in time; look at the "
+                    f"workers' output, or start others"
                 )
             time.sleep(_LOOK)
         return workers
@@ -180,18 +161,16 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         if not is_whole(slot, 0, self.slots - 1):
             raise ConfigError(
                 f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
-                f"{self.with_slots('...')} makes more"
+                f"workers= of td.start_cluster or td.connect sets how many"
             )
-        # blocks go as arguments to workers that do not see the spool: Dask need not warn of them
-        with dask.config.set({"distributed.admin.large-graph-warning-threshold": 2**60}):
-            future: Future[Any] = self.client.submit(
-                enter,
-                function,
-                *args,
-                key=f"{name}-{uuid.uuid4().hex}-{int(slot)}",
-                resources={f"slot{int(slot)}": 1},
-                pure=False,
-            )
+        future: Future[Any] = self.client.submit(
+            enter,
+            function,
+            *args,
+            key=f"{name}-{uuid.uuid4().hex}-{int(slot)}",
+            resources={f"slot{int(slot)}": 1},
+            pure=False,
+        )
         vars(future)["slot"] = int(slot)
         return future
 
@@ -217,7 +196,8 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         interrupt too, the futures are cancelled. That is for tasks that the caller has just
         submitted: of arrays that others hold, the blocks would be gone for good.
         """
-        pending, left = {f.key: f for f in futures}, left_of(seconds_of(timeout))
+        begun, end = time.monotonic(), end_of(seconds_of(timeout))
+        pending = {future.key: future for future in futures}
         of = len(pending)
         self.check_alive()
         if all(future.status == "finished" for future in pending.values()):
@@ -227,12 +207,12 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
             while pending:
                 while not done.has_ready():
                     self.check_alive()
-                    if not left.seconds:
+                    if (now := time.monotonic()) >= end:
                         found = ", ".join(states(self, {slot_of(f) for f in pending.values()}))
                         raise DeadlineError(
-                            f"{what}: {len(pending)} of {of} tasks not done after {left.said:.3g} "
-                            f"s; waiting for {found}. Give it longer with timeout=, or look at "
-                            f"{self.client.dashboard_link}"
+                            f"{what}: {len(pending)} of {of} tasks not done after "
+                            f"{now - begun:.3g} s; waiting for {found}. Give it longer with "
+                            f"timeout=, or look at {self.client.dashboard_link}"
                         )
                     with done.thread_condition:
                         done.thread_condition.wait(HEAR)
@@ -267,14 +247,14 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         cancel: bool = False,
     ) -> list[Any]:
         """The results of ``futures`` on this machine, waited for like ``wait``."""
-        futures, left = list(futures), left_of(seconds_of(timeout))
+        futures, end = list(futures), end_of(seconds_of(timeout))
         self.wait(futures, what, timeout, cancel=cancel)
         with self._cancelling(futures if cancel else ()):
             gather = partial(self.client._gather, futures, direct=self.started_here)
-            slots, seconds = {slot_of(future) for future in futures}, max(0.5, left.seconds)
+            slots, seconds = {slot_of(future) for future in futures}, end - time.monotonic()
             who = lambda: f"{what}: {' or '.join(states(self, slots))}"  # noqa: E731
             try:
-                return list(asked(self.client, gather, seconds, self.check_alive, who))
+                return list(asked(self.client, gather, max(0.5, seconds), who))
             except Exception as error:
                 # the client keeps the error of a future, and that its frames with the futures
                 traceback.clear_frames(error.__traceback__)
@@ -291,12 +271,12 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         A parameter called ``dask_worker`` receives the worker. If a worker dies meanwhile, its
         slot is asked again when it has another.
         """
-        left, found = left_of(seconds_of(timeout)), dict[int, Any]()
+        self.check_alive()
+        end, found = end_of(seconds_of(timeout)), dict[int, Any]()
         while missing := set(range(self.slots)) - found.keys():
             run = partial(self.client._run, _in_slot, missing, function, args, on_error="return")
             who = lambda: " or ".join(states(self, missing)[:8])  # noqa: E731
-            seconds = max(0.1, left.seconds)
-            answers: dict[str, Any] = asked(self.client, run, seconds, self.check_alive, who)
+            answers = asked(self.client, run, max(0.1, end - time.monotonic()), who)
             for address, answer in answers.items():
                 if isinstance(answer, tuple):
                     found.update([answer])
@@ -307,7 +287,7 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
                         raise answer
             if missing := missing - found.keys():
                 time.sleep(_LOOK)
-                self.wait_for_slots(missing, left.seconds)
+                self.wait_for_slots(missing, end - time.monotonic())
         return [found[slot] for slot in range(self.slots)]
 
     def keep(self, array: np.ndarray) -> Callable[[int, Region], str | np.ndarray]:
@@ -330,11 +310,8 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
     # -- end --------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the workers that were started here, and remove what was spooled; safe to call twice.
-
-        Does nothing in a forked child: the cluster is its parent's.
-        """
-        if self._ended or os.getpid() != self._process:
+        """Stop workers that were started here, remove what was spooled; safe to call twice."""
+        if self._ended:
             return
         RUNNING.remove(self)
         self._ended = "closed" if self.status == "running" else "lost"

@@ -15,7 +15,7 @@ from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import namespace
 from tiledask.tile.memory import Refused
 
-__all__ = ["allocate", "cap", "held", "peak_bytes", "reachable", "reset_peak", "take"]
+__all__ = ["allocate", "held", "peak_bytes", "reachable", "reset_peak", "take"]
 
 UNIT = 512
 """Bytes that CuPy's pool rounds sizes up to a multiple of."""
@@ -72,11 +72,6 @@ def allocate(nbytes: int) -> Any:
     )
     refused.needed = before + nbytes
     raise refused
-
-
-def cap() -> int | None:
-    """Bytes of arrays beyond which allocations raise MemoryError; None without a cap."""
-    return _cap
 
 
 def held() -> int:

@@ -31,7 +31,7 @@ from tiledask.distributed.cluster.spool import AS_HOST, this_host
 from tiledask.distributed.cluster.tasks import slot_named, slot_on
 from tiledask.tile import matmul
 
-__all__ = ["BLAS_THREADS", "Equip", "Slots", "join", "leave", "warm_up"]
+__all__ = ["BLAS_THREADS", "Equip", "Slots", "join", "warm_up"]
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What BLAS libraries read to learn how many threads they may use."""
@@ -102,12 +102,6 @@ async def join(client: str, page: bool, dask_scheduler: Any) -> tuple[dict[str, 
                 await import_module(_PAGE_MODULE).open_page(dask_scheduler)
     alone = plugin.taken_by(client)
     return plugin.slots, alone, PAGE in dask_scheduler.plugins
-
-
-def leave(client: str, dask_scheduler: Any) -> None:
-    """Let ``client`` go without its slots."""
-    if plugin := dask_scheduler.plugins.get(Slots.name):
-        plugin.clients.discard(client)
 
 
 # -- on a worker -----------------------------------------------------------------------------------

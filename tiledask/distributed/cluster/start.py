@@ -176,11 +176,19 @@ def start_cluster(
         owned._update_worker_status = partial(BaseCluster._update_worker_status, owned)
         client = None
         try:
-            _launch(owned, slots, seconds)
+            # they go on if they are late: a nanny that is stopped half way leaves its worker behind
+            start = lambda: asyncio.shield(owned._correct_state())  # noqa: E731
+            try:
+                owned.sync(start, callback_timeout=seconds)
+            except TimeoutError:
+                raise DeadlineError(
+                    f"{slots} workers did not start within {seconds:g} s; give them longer with "
+                    f"timeout=, or ask for fewer"
+                ) from None
             client = Client(owned)
             its = client, owned, partial(_end, client, owned), equip, "cuda" if gpus else "cpu"
-            page = port is not None
-            cluster = attach(*its, why, slots, seconds, page=page, started_here=True)
+            options = {"page": port is not None, "per_gpu": per_gpu, "started_here": True}
+            cluster = attach(*its, why, slots, seconds, **options)
         except BaseException:  # they end by themselves: the call keeps its deadline
             threading.Thread(target=_end, args=(client, owned, 120.0), daemon=True).start()
             raise
@@ -225,24 +233,6 @@ def _nanny() -> type[Nanny]:
     return _ForkingNanny
 
 
-def _launch(owned: Any, slots: int, seconds: float) -> None:
-    """Start the workers, within ``seconds``."""
-    # it goes on if it is late: a nanny that is stopped half way leaves its worker behind
-    starting, loop = owned._correct_state_internal(), owned.loop.asyncio_loop
-    try:
-        asyncio.run_coroutine_threadsafe(starting, loop).result(seconds)
-    except TimeoutError:
-        raise DeadlineError(
-            f"{slots} workers were asked for and did not start within {seconds:g} s; give them "
-            f"longer with timeout=, or ask for fewer"
-        ) from None
-    except RuntimeError as error:
-        raise ClusterLostError(
-            f"{slots} workers were asked for and could not start ({error}); their own words are "
-            f"above"
-        ) from error
-
-
 # -- what is asked for ---------------------------------------------------------------------------
 
 
@@ -260,12 +250,7 @@ def _slots(workers: int | None, gpus: int, per_gpu: int, threads: int) -> int:
 
 def _hosts(hosts: int, slots: int, gpus: int) -> tuple[str, ...]:
     """The host that each slot is taken to be on; none if there is one."""
-    count = whole_number("hosts", hosts, 1, 1 if gpus else len(ascii_uppercase))
-    if slots % count:
-        raise ConfigError(
-            f"{slots} workers do not go evenly onto hosts={hosts}: take "
-            f"workers={count * max(1, slots // count)}, or other hosts"
-        )
+    count = whole_number("hosts", hosts, 1, 1 if gpus else min(slots, len(ascii_uppercase)))
     return tuple(ascii_uppercase[slot * count // slots] for slot in range(slots) if count > 1)
 
 

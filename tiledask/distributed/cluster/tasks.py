@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import copy
-import os
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -13,10 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 from distributed import Client, Future, KilledWorker
 
-from tiledask.distributed.deadlines import DEADLINE, HEAR, left_of
+from tiledask.distributed.deadlines import DEADLINE, HEAR, end_of
 from tiledask.errors import ClusterLostError, DeadlineError
 
-__all__ = ["asked", "check_client", "enter", "failure", "keys_of", "slot_named", "slot_of"]
+__all__ = ["asked", "check_status", "enter", "failure", "keys_of", "slot_named", "slot_of"]
 __all__ += ["slot_on", "states", "workers_of"]
 
 T = TypeVar("T")
@@ -116,58 +114,52 @@ def asked(
     client: Client,
     call: Callable[[], Awaitable[T]],
     seconds: float,
-    check: Callable[[], object] | None = None,
     what: Callable[[], str] = lambda: "the scheduler",
 ) -> T:
     """What ``call()``, of the client's loop, returns.
 
-    Raises DeadlineError, that ``what()`` did not answer within ``seconds``. Before, and if it
-    fails, ``check()`` may raise instead: by default that the client has lost its scheduler,
-    ClusterLostError.
+    Raises DeadlineError, that ``what()`` did not answer within ``seconds``; ClusterLostError if the
+    client has lost its scheduler.
     """
-    check, left = check or partial(check_client, client), left_of(seconds)
-    check()
+    check_status(client.status)
+    begun, end = time.monotonic(), end_of(seconds)
     try:
-        found: T = client.sync(call, callback_timeout=left.seconds)
+        found: T = client.sync(call, callback_timeout=end - begun)
     except (Exception, asyncio.CancelledError) as error:
         late = isinstance(error, TimeoutError)
         for _ in range(1 if late or not isinstance(error, OSError) else _NEWS):
-            check()
+            check_status(client.status)
             time.sleep(HEAR / 5)
-        if late and not left.seconds:
+        if late and (now := time.monotonic()) >= end:
             raise DeadlineError(
-                f"{what()} did not answer within {left.said:.3g} s: frozen, busy or gone. Give it "
-                f"longer with timeout=, or look at the logs of scheduler and workers"
+                f"{what()} did not answer within {now - begun:.3g} s: frozen, busy or gone. Give "
+                f"it longer with timeout=, or look at the logs of scheduler and workers"
             ) from None
         raise
     return found
 
 
-def check_client(client: Client) -> None:
-    """Raise ClusterLostError if ``client`` does not speak to its scheduler."""
-    loop: Any = client.loop
-    thread, why = getattr(loop.asyncio_loop, "_thread_id", None), ""
-    if client.status != "running":
-        why = f"is {client.status!r}: its scheduler is gone, or it was closed"
-    elif thread is not None and all(each.ident != thread for each in threading.enumerate()):
-        why = f"is of another process than {os.getpid()}, which was forked from it"
-    if why:
-        raise ClusterLostError(f"the client {why}; make a new one from the scheduler's address")
+def check_status(status: str) -> None:
+    """Raise ClusterLostError if a cluster, or the client that speaks to it, is not "running"."""
+    if status != "running":
+        raise ClusterLostError(
+            f"the cluster is {status}, or its scheduler is gone; make a new one with "
+            f"td.start_cluster(), or td.connect(address), where a product of files, "
+            f"td.matmul(a, b, out=, cluster=), or td.train(..., folder=) goes on"
+        )
 
 
-def workers_of(
-    client: Client, check: Callable[[], object] | None = None
-) -> dict[str, dict[str, Any]]:
+def workers_of(client: Client) -> dict[str, dict[str, Any]]:
     """Address -> what the scheduler knows of each worker now; nothing of an asynchronous client's.
 
     `Client.scheduler_info` may have totals without workers. Raises ClusterLostError if the
-    scheduler is gone (``check``: as of `asked`).
+    scheduler is gone.
     """
     if client.asynchronous:
         return {}
     with contextlib.suppress(OSError):  # whoever needs a worker waits for it, and says so
         scheduler: Any = client.scheduler
         call = partial(scheduler.identity, n_workers=-1)
-        found: dict[str, Any] = asked(client, call, DEADLINE, check)
+        found: dict[str, Any] = asked(client, call, DEADLINE)
         return dict(found["workers"])
     return {}

@@ -27,19 +27,16 @@ from distributed.comm.addressing import get_address_host_port
 from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.cluster.cluster import RUNNING, Cluster
-from tiledask.distributed.cluster.gpus import OwnGpu, check_device, own_gpu, pool_of, share_of
-from tiledask.distributed.cluster.slots import Equip, join, leave
+from tiledask.distributed.cluster.gpus import check_device, own_gpu, share_of
+from tiledask.distributed.cluster.slots import Equip, join
 from tiledask.distributed.cluster.spool import this_host
-from tiledask.distributed.cluster.tasks import asked, check_client, workers_of
-from tiledask.distributed.deadlines import left_of, seconds_of, until
+from tiledask.distributed.cluster.tasks import asked, check_status, workers_of
+from tiledask.distributed.deadlines import end_of, seconds_of, until
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
 
 __all__ = ["attach", "connect"]
-
-_KNOCK = 1.5
-"""Seconds in which a host takes a connection, or nobody listens there."""
 
 
 def connect(
@@ -64,7 +61,7 @@ def connect(
     device
         "auto" takes GPUs where every worker was given one of its own, as LocalCUDACluster and
         ``dask cuda worker`` do (CUDA_VISIBLE_DEVICES), and else computes with NumPy; "cuda" and
-        "cpu" insist. Workers that share a GPU, which only "cuda" takes, share its memory.
+        "cpu" insist. No two workers may have the same GPU.
     security
         Of TLS, as Dask's Client takes it; for an address.
     timeout
@@ -97,18 +94,16 @@ def connect(
             return known
     made = _client(client, security, seconds)
     scheduler: Any = made.scheduler
-    address, left = scheduler.address, left_of(seconds)
+    address, last = scheduler.address, end_of(seconds)
 
     def end(seconds: float) -> None:
-        if made is client:
-            asked(made, partial(made._run_on_scheduler, leave, made.id), seconds)
-        else:
+        if made is not client:
             made.close(seconds)
 
     try:
         with until(seconds):
             while (there := len(workers_of(made))) < (wanted or 1):
-                if not left.seconds:
+                if time.monotonic() >= last:
                     raise DeadlineError(
                         f"{wanted or 1} workers were asked for, {there} run on {address} after "
                         f"{seconds:g} s. Start more with 'dask worker {address}', or ask for fewer "
@@ -131,11 +126,15 @@ def _client(given: Any, security: Any, seconds: float) -> Client:
             f"address, in a thread of its own: asyncio.to_thread(td.connect, address)"
         )
     if isinstance(given, Client):
-        check_client(given)
+        check_status(given.status)
         return given
     where, made = str(getattr(given, "scheduler_address", given)), Client.__new__(Client)
     try:
-        _check_listens(where, seconds)
+        # Dask's client waits without end for what is none; one without TLS speaks first
+        if where.rpartition("://")[0] in ("", "tcp", "tls"):
+            with socket.create_connection(get_address_host_port(where), seconds) as there:
+                if not where.startswith("tls") and not there.recv(1):
+                    raise ConnectionError("the connection was closed")
         made.__init__(given, security=security, set_as_default=False, timeout=seconds)  # type: ignore[misc]
         return made
     except Exception as error:  # of what is no scheduler, or one that encrypts, too
@@ -149,18 +148,6 @@ def _client(given: Any, security: Any, seconds: float) -> Client:
         ) from None
 
 
-def _check_listens(where: str, seconds: float) -> None:
-    """Raise OSError where nobody takes connections, or without TLS speaks first, as Dask does: its
-    client would wait for that without end."""
-    scheme, _, _ = where.rpartition("://")
-    if scheme in ("", "tcp", "tls"):
-        at = get_address_host_port(where)
-        with socket.create_connection(at, min(seconds, _KNOCK)) as there:
-            there.settimeout(seconds)
-            if scheme != "tls" and not there.recv(1):
-                raise ConnectionError("the connection was closed")
-
-
 # -- a Cluster on the workers that a client reaches, whoever started them --------------------------
 
 
@@ -169,36 +156,27 @@ class Process(NamedTuple):
 
     host: str
     number: int
-    version: str
-    """Of tiledask."""
     memory: int
     """Bytes of its limit; if it has none, of its machine, by its share of the cores."""
-    gpu: OwnGpu | str
-    """What it computes on; or why that is no GPU."""
+    gpu: int | str
+    """Bytes of the GPU that it computes on; or why there is none."""
 
 
-def _process(device: str, dask_worker: Any) -> Process:
+def _process(version: str, device: str, dask_worker: Any) -> Process:
+    """This worker's. Raises ConfigError if it has another ``version`` of tiledask than the client,
+    or no GPU where ``device`` insists on one."""
+    if (its := sys.modules["tiledask"].__version__) != version:
+        raise ConfigError(
+            f"the worker at {dask_worker.address} has tiledask {its}, here is {version}: run both "
+            f"from equal environments"
+        )
+    if isinstance(gpu := own_gpu(device), str) and device == "cuda":
+        raise ConfigError(
+            f"device='cuda' needs workers with usable GPUs, and {dask_worker.address}: {gpu}"
+        )
     threads = min(dask_worker.state.nthreads, CPU_COUNT)
     memory = dask_worker.memory_manager.memory_limit or MEMORY_LIMIT * threads // CPU_COUNT
-    version = sys.modules["tiledask"].__version__
-    return Process(this_host(), os.getpid(), version, memory, own_gpu(device))
-
-
-def _check_workers(found: dict[str, Process]) -> None:
-    """Raise ConfigError where workers share a process, or have another version than this one."""
-    own = {each[:2] for each in found.values()} - {(this_host(), os.getpid())}
-    if len(own) < len(found):
-        raise ConfigError(
-            f"{len(found)} workers have {len(own)} processes of their own, and each needs one: "
-            f"LocalCluster(processes=True), or 'dask worker --nworkers {len(found)}'"
-        )
-    here = sys.modules["tiledask"].__version__
-    for address, each in found.items():
-        if each.version != here:
-            raise ConfigError(
-                f"the worker at {address} has tiledask {each.version}, here is {here}: run both "
-                f"from equal environments"
-            )
+    return Process(this_host(), os.getpid(), memory, gpu)
 
 
 def attach(
@@ -212,28 +190,28 @@ def attach(
     seconds: float,
     *,
     page: bool = True,
+    per_gpu: int = 1,
     started_here: bool = False,
 ) -> Cluster:
     """A Cluster of so many ``workers`` (None: of those that there are), each of which gets what
     ``equip`` has for it, unless another client has slots there. ``end``: within so many seconds,
     when it is closed."""
-    call: Any = partial(client._run, _process, device)
+    call: Any = partial(client._run, _process, sys.modules["tiledask"].__version__, device)
     found: dict[str, Process] = asked(client, call, seconds, what=lambda: "some worker")
-    _check_workers(found)
-    without = next((f"{at}: {each.gpu}" for at, each in found.items() if type(each.gpu) is str), "")
-    if without and device == "cuda":
-        raise ConfigError(f"device='cuda' needs workers with usable GPUs, and {without}")
-    if device == "auto":
-        why += f": {without or 'each has a GPU'}"
+    own = {each[:2] for each in found.values()} - {(this_host(), os.getpid())}
+    if len(own) < len(found):
+        raise ConfigError(
+            f"{len(found)} workers have {len(own)} processes of their own, and each needs one: "
+            f"LocalCluster(processes=True), or 'dask worker --nworkers {len(found)}'"
+        )
     limits = {address: each.memory for address, each in found.items()}
+    gpus = [each.gpu for each in found.values() if isinstance(each.gpu, int)]
+    without = [f"{at}: {each.gpu}" for at, each in found.items() if isinstance(each.gpu, str)]
+    if device == "auto":
+        why += f": {without[0] if without else 'each has a GPU'}"
     if not without:
-        gpus = [each.gpu for each in found.values() if isinstance(each.gpu, OwnGpu)]
-        sharers = max(map(gpus.count, gpus))
-        limits = {
-            address: share_of(gpu, gpus.count(gpu), limits[address])
-            for address, gpu in zip(found, gpus, strict=True)
-        }
-        equip.pool = pool_of(gpus, sharers, min(limits.values())), sharers
+        limits = {at: share_of(gpu, per_gpu) for at, gpu in zip(found, gpus, strict=True)}
+        equip.pool = int(0.95 * min(gpus) / per_gpu) if per_gpu > 1 else None, per_gpu
         why += f"; a worker has {format_bytes(min(limits.values()))} of its GPU"
     call = partial(client._run_on_scheduler, join, client.id, page)
     at, unequipped, there = asked(client, call, seconds)

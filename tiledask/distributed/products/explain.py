@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.cluster.room import Room
+from tiledask.distributed.cluster.room import MORE, Room
 from tiledask.distributed.products.memory import PANELS, ledger_of
 from tiledask.errors import DoesNotFitError, KernelError, PlacementError
 from tiledask.plan.ledger import Ledger
@@ -22,7 +22,7 @@ from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms
 from tiledask.plan.products.product_plan import PANEL, RUNTIME
 from tiledask.plan.tables import Part, Printable, Table
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.units import format_bytes, format_seconds, format_up
 from tiledask.tile import accumulator, kernels
 from tiledask.tile.table import lookup
 
@@ -238,7 +238,8 @@ def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Except
         others = replace(question, algorithm=None, panel=None).weigh(room.bytes).choices
         fitting = (c.algorithm for c in others if c.fits and c.algorithm != only)
         ways += [f"algorithm={name!r}" for name in fitting][:1]
-    ways.append(room.raised(least.peak))
+    fits = least.peak <= room.free
+    ways.append(f"memory_limit={format_up(least.peak)!r}" if fits else MORE)
     return DoesNotFitError(
         f"no plan of A {question.a.shape} @ B {question.b.shape} fits: {least.algorithm}"
         f"{', ' + least.options if least.options else ''} needs least, {format_bytes(least.peak)} "

@@ -309,7 +309,7 @@ def run_training(
             given = config, program, end, say
             done = run_threads(train_rank, config.shape, *given, timeout=seconds)
         else:
-            done = retry_lost(mesh.cluster, mesh.at, seconds, attempt, lambda: resumed[-1:])
+            done = retry_lost(mesh.cluster, mesh.at, seconds, attempt)
         return _collected(config, program, end, done, tuple(resumed))
     finally:
         for path in Path(config.folder).glob(".history-*") if config.folder else ():
