@@ -58,7 +58,7 @@ def test_an_interrupt_that_falls_into_a_destructor_comes_again(monkeypatch):
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
-    keep_interrupts()
+    keep_interrupts.cache_clear()
     keep_interrupts()
     dropped = [Dropped()]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

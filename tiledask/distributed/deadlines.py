@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
 from math import inf
 from typing import Any, ParamSpec, TypeVar
@@ -101,6 +101,7 @@ def bounded(function: Callable[P, T]) -> Callable[P, T]:
     return ends
 
 
+@cache
 def keep_interrupts() -> None:
     """From now on an interrupt that falls into a destructor comes again, until it ends a call.
 
@@ -115,5 +116,4 @@ def keep_interrupts() -> None:
         else:
             before(found)
 
-    if getattr(before, "__name__", "") != again.__name__:
-        sys.unraisablehook = again
+    sys.unraisablehook = again

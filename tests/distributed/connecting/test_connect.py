@@ -1,6 +1,5 @@
 """`td.connect` to a scheduler and workers that were started by hand."""
 
-import asyncio
 import os
 import signal
 from contextlib import nullcontext
@@ -139,7 +138,7 @@ def ones(cluster, slots, m, n):
 
 def test_fewer_workers_than_asked_and_a_late_one_with_less_memory(dask, client):
     """Which is named with both numbers where it is too small."""
-    with pytest.raises(DeadlineError, match=r"3 workers were asked for, 2 run .* 0\.3 s"):
+    with pytest.raises(DeadlineError, match="2/3 workers"):
         td.connect(client, workers=3, timeout=0.3)
     assert client.status == "running"
     with td.connect(client) as cluster:
@@ -241,15 +240,6 @@ def test_what_cannot_be_connected_to_is_refused(dask, client, monkeypatch):
         patch.setattr(td, "__version__", "9")
         with pytest.raises(ConfigError, match=r"has tiledask \d.*, here is 9"):
             td.connect(client)
-
-    async def ask():
-        async with Client(dask.address, asynchronous=True, set_as_default=False) as client:
-            with pytest.raises(ConfigError, match=r"asynchronous.*asyncio\.to_thread"):
-                td.Mesh(client, (2,))
-            found = await asyncio.to_thread(td.connect, client.scheduler.address)
-            await asyncio.to_thread(found.close)
-
-    asyncio.run(ask())
 
 
 def scaled(local, client, workers):

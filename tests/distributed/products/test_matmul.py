@@ -14,6 +14,7 @@ from oracles.waiting import wait_until
 
 import tiledask as td
 from tiledask import Replicate, Shard
+from tiledask.distributed.cluster import counters
 from tiledask.distributed.cluster.tasks import slot_on
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import blocks
@@ -255,6 +256,31 @@ def test_a_cancelled_product_leaves_nothing_behind(cluster, stop):
     wait_until(dropped, "workers to drop what was cancelled")
     multiply(cluster, (2, 2), 40, 40, 40, algorithm="2.5d")
     assert not any(any(now[:3]) for now in left_behind(cluster))
+
+
+def test_a_worker_that_freezes_before_the_counting_costs_no_result(cluster, monkeypatch):
+    (a,), right = on_grid(cluster, integers((12, 12))), integers((12, 12)) @ integers((12, 12))
+    call_run, pid = cluster.run, cluster.run(os.getpid)[2]
+    rates_of(cluster, np.dtype("f4"))  # measured before: these ask the workers too
+
+    def run(function, *args, **options):
+        if function in (blocks.end_exchange, counters._report):
+            os.kill(pid, signal.SIGSTOP)
+        return call_run(function, *args, **options)
+
+    monkeypatch.setattr(counters, "ANSWER", 0.5, raising=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster, "run", run)
+        try:
+            with pytest.warns(RuntimeWarning, match=r"the result is there, what moved.*0\.5 s"):
+                made = td.matmul(a, a)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert made.traffic.predicted.total > 0
+    assert made.traffic.measured is None
+    assert getattr(made.memory, "measured", None) is None
+    np.testing.assert_array_equal(td.to_numpy(made), right)
+    multiply(cluster, (2, 2), 9, 9, 9)
 
 
 @pytest.mark.few(2)

@@ -38,18 +38,12 @@ def take(cap: int | None, most: int | None, sharers: int) -> None:
     """
     global _pool, _cap, _sharers
     _cap, _sharers = cap, sharers
-    try:
-        cupy = namespace("cupy")
-        _pool = cupy.get_default_memory_pool()
-        if most is not None:  # CUPY_GPU_MEMORY_LIMIT may say another
-            _pool.set_limit(size=most)
-        cupy.cuda.set_allocator(allocate)
-        allocate(UNIT)
-    except Exception as error:
-        raise ConfigError(
-            f"a worker cannot use its GPU ({type(error).__name__}: {error}): it may be full, or "
-            f"take one process at a time (nvidia-smi -c 0 lifts that)"
-        ) from None
+    cupy = namespace("cupy")
+    _pool = cupy.get_default_memory_pool()
+    if most is not None:  # CUPY_GPU_MEMORY_LIMIT may say another
+        _pool.set_limit(size=most)
+    cupy.cuda.set_allocator(allocate)
+    allocate(UNIT)
 
 
 def allocate(nbytes: int) -> Any:

@@ -36,7 +36,7 @@ from tiledask.distributed.cluster.slots import BLAS_THREADS, Equip
 from tiledask.distributed.connecting.connect import attach
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
-from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.plan.units import parse_bytes
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import probe
 from tiledask.tile.progress import in_notebook, show
@@ -56,7 +56,7 @@ _LOADED = [
 _IDLE_WORKER = 150_000_000
 """Bytes of a worker process that does nothing, rounded up."""
 _LEAST_CAP = 8_000_000
-"""Bytes."""
+"""Bytes that a worker needs for its own messages."""
 _ORIGINS = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
 """Pages that may open the dashboard's websocket: itself, and JupyterLab on this machine."""
 _ROUTES = "distributed.scheduler.http.routes"
@@ -166,7 +166,8 @@ def start_cluster(
     origins += os.environ.get("TILEDASK_DASHBOARD_ORIGINS", "").split()
     with dask.config.set({**_SETTINGS, _ORIGINS: origins, _ROUTES: pages}):
         options["config"] = copy.deepcopy(dask.config.config)
-        owned: Any = LocalCluster(worker_class=Nanny if gpus else _nanny(), **options)
+        forks = sys.platform == "linux" and not gpus
+        owned: Any = LocalCluster(worker_class=_ForkingNanny if forks else Nanny, **options)
         for slot in range(slots):
             own = gpu_options(slot, per_gpu, options["env"], host) if gpus else {}
             given = {**owned.new_spec["options"], **own}
@@ -219,18 +220,10 @@ class _ForkingNanny(Nanny):
 
     async def instantiate(self) -> Status:
         """Start a worker's process; returns when it is there."""
+        multiprocessing.set_forkserver_preload(_LOADED)
+        distributed.utils._forkserver_preload_set = True  # or Dask has it load what is installed
         with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
             return await super().instantiate()
-
-
-def _nanny() -> type[Nanny]:
-    """The nanny of CPU workers: a forking one, unless Dask's settings have another way."""
-    chosen = dask.config.get("distributed.worker.multiprocessing-method")
-    if sys.platform != "linux" or chosen != "spawn":  # as shipped
-        return Nanny
-    multiprocessing.set_forkserver_preload(_LOADED)
-    distributed.utils._forkserver_preload_set = True  # or Dask has it load whatever is installed
-    return _ForkingNanny
 
 
 # -- what is asked for ---------------------------------------------------------------------------
@@ -259,13 +252,7 @@ def _cap(memory_cap: int | str | None, gpus: int) -> int | None:
         return None
     if not gpus and sys.platform != "linux":
         raise ConfigError(f"memory_cap= needs Linux, whose kernel enforces it, not {sys.platform}")
-    cap = parse_bytes(memory_cap)
-    if cap < _LEAST_CAP:
-        raise ConfigError(
-            f"memory_cap={memory_cap!r} is less than the {format_bytes(_LEAST_CAP)} that a worker "
-            f"needs for its own messages"
-        )
-    return cap
+    return whole_number("memory_cap", parse_bytes(memory_cap), _LEAST_CAP)
 
 
 def _port(port: int | None) -> int | None:
@@ -274,10 +261,7 @@ def _port(port: int | None) -> int | None:
     text = os.environ.get("TILEDASK_DASHBOARD_PORT", "0") if port is None else str(port)
     if text == "none":
         return None
-    with socket.socket() as probing:
-        probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probing.bind((_HOST, int(text)))
-        except OSError:
-            probing.bind((_HOST, 0))
-        return int(probing.getsockname()[1])
+    for wanted in (int(text), 0):
+        with suppress(OSError), socket.create_server((_HOST, wanted)) as free:
+            return int(free.getsockname()[1])
+    return 0

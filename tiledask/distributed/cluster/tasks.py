@@ -78,11 +78,9 @@ def failure(cluster: Any, future: Future[Any], what: str) -> BaseException:
         )
     error = future.exception(timeout=30)
     if isinstance(error, KilledWorker):
-        task = str(error.task)
         named = ClusterLostError(
-            f"{what}: task {task[:200]} ended the worker of slot {task.rpartition('-')[2]} "
-            f"{error.allowed_failures + 1} times: it needs more memory than there is, or native "
-            f"code crashes. Look at the workers' output, or give it less at a time"
+            f"{what}, in slot {slot_of(future)}: {error}. It needs more memory than there is, or "
+            f"native code crashes"
         )
         named.__cause__ = error  # by which it is known that trying again will not do
         return named

@@ -15,7 +15,6 @@ tasks. What was put there stays, in nobody's way, and the next that connects use
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -31,7 +30,7 @@ from tiledask.distributed.cluster.gpus import check_device, own_gpu, share_of
 from tiledask.distributed.cluster.slots import Equip, join
 from tiledask.distributed.cluster.spool import this_host
 from tiledask.distributed.cluster.tasks import asked, check_status, workers_of
-from tiledask.distributed.deadlines import end_of, seconds_of, until
+from tiledask.distributed.deadlines import seconds_of, until
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
@@ -68,9 +67,10 @@ def connect(
         Seconds until there are enough workers and all is in place.
 
     Slots are numbered by host, so that neighbours share one. A worker that is restarted comes back
-    to the lowest free slot. Raises ConfigError for an asynchronous client, and for workers that
-    have another version of tiledask (of Python, Dask and NumPy Dask warns); DeadlineError with both
-    numbers if there are fewer workers than asked, ClusterLostError if no scheduler answers.
+    to the lowest free slot. Raises ConfigError for workers that have another version of tiledask
+    (of Python, Dask and NumPy Dask warns); DeadlineError with both numbers if there are fewer
+    workers than asked, ClusterLostError if no scheduler answers. An asynchronous client does not
+    do: connect by its scheduler's address, in a thread of its own.
     """
     seconds = seconds_of(timeout)
     wanted = None if workers is None else whole_number("workers", workers, 1)
@@ -94,7 +94,7 @@ def connect(
             return known
     made = _client(client, security, seconds)
     scheduler: Any = made.scheduler
-    address, last = scheduler.address, end_of(seconds)
+    address, least = scheduler.address, wanted or 1
 
     def end(seconds: float) -> None:
         if made is not client:
@@ -102,14 +102,14 @@ def connect(
 
     try:
         with until(seconds):
-            while (there := len(workers_of(made))) < (wanted or 1):
-                if time.monotonic() >= last:
+            if len(workers_of(made)) < least:
+                try:
+                    made.wait_for_workers(least, timeout=seconds)
+                except TimeoutError as error:
                     raise DeadlineError(
-                        f"{wanted or 1} workers were asked for, {there} run on {address} after "
-                        f"{seconds:g} s. Start more with 'dask worker {address}', or ask for fewer "
-                        f"with workers="
-                    )
-                time.sleep(0.1)
+                        f"{error}; start more with 'dask worker {address}', or ask for fewer with "
+                        f"workers="
+                    ) from None
             why = f"workers of {address} were connected to"
             return attach(made, client, end, Equip(), device, why, wanted, seconds)
     except BaseException:
@@ -120,11 +120,6 @@ def connect(
 
 def _client(given: Any, security: Any, seconds: float) -> Client:
     """``given``, or a new client of it."""
-    if getattr(given, "asynchronous", False):
-        raise ConfigError(
-            f"{given!r} is asynchronous, and calls of tiledask wait; connect by its scheduler's "
-            f"address, in a thread of its own: asyncio.to_thread(td.connect, address)"
-        )
     if isinstance(given, Client):
         check_status(given.status)
         return given

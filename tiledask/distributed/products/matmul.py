@@ -84,8 +84,8 @@ def matmul(
     Half types are summed in float32 and rounded once; only partial sums that are left as they are
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
     what the workers counted, ``C.tiles`` the bytes that their tile kernels loaded (None for BLAS,
-    which cannot be looked into). If a worker dies meanwhile, what it had is made again, with the
-    same bits.
+    which cannot be looked into); if a worker that is done does not say so, what was counted is
+    None, with a warning. If a worker dies meanwhile, what it had is made again, with the same bits.
     Raises PlacementError for shapes, dtypes or placements that do not multiply, DeadlineError after
     ``timeout`` seconds (default 300): A and B stay as they are; ClusterLostError for an operand
     that was itself a product, or redistributed, and went with a worker since: make it again.
