@@ -17,7 +17,7 @@ from oracles.waiting import wait_until
 from twins.by_hand import ByHand
 
 import tiledask as td
-from tiledask.distributed.deadlines import GRACE, LAST, bounded, end_of, keep_interrupts, until
+from tiledask.distributed.deadlines import GRACE, bounded, end_of, keep_interrupts, until
 from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.tile.datasets import load_text
 
@@ -35,7 +35,7 @@ def test_calls_within_a_call_only_shorten_it():
     with until(1.0, GRACE), until(5.0):
         assert (left_of(300.0), left_of(0.3)) == (1.0 + GRACE, 0.3)
         with until(0.05):
-            assert left_of(300.0) == LAST
+            assert left_of(300.0) == GRACE
     assert left_of(300.0) == 300.0
 
 

@@ -3,7 +3,7 @@
     td.matmul(a, b, timeout=5)       @bounded: the end is in 5 s
       cluster.run(lend)   60 s       waits 5 s at most
       cluster.wait(...)   300 s      4.8 s
-      cluster.run(end)    60 s       what is left, or LAST: to put things in order
+      cluster.run(end)    60 s       what is left, or GRACE: to put things in order
 
 Calls within a call can only shorten it. Threads that are started within have no end of their own.
 """
@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from tiledask.errors import ConfigError
 
-__all__ = ["DEADLINE", "GRACE", "HEAR", "LAST", "bounded", "end_of", "keep_interrupts"]
+__all__ = ["DEADLINE", "GRACE", "HEAR", "bounded", "end_of", "keep_interrupts"]
 __all__ += ["seconds_of", "until"]
 
 P = ParamSpec("P")
@@ -32,13 +32,10 @@ T = TypeVar("T")
 DEADLINE = 300.0
 """Seconds that one call may wait for the cluster unless told otherwise."""
 GRACE = 0.25
-"""Seconds after a call's timeout in which what it waits for may say itself what was missing."""
-LAST = 0.25
-"""Seconds that a wait may take in any case: a call that is late still lets go of what it holds."""
+"""Seconds after a call's timeout in which what it waits for may say itself what was missing; and
+that a wait may take in any case: a call that is late still lets go of what it holds."""
 HEAR = 0.1
 """Seconds after which a wait looks whether what it waits for is lost."""
-_AGAIN = 0.05
-"""Seconds after which an interrupt that Python dropped is sent again."""
 
 
 _end: ContextVar[float] = ContextVar("end", default=inf)
@@ -76,7 +73,7 @@ def until(seconds: float, grace: float = 0.0) -> Iterator[None]:
 def end_of(seconds: float) -> float:
     """When a wait of ``seconds`` that begins now ends here, by time.monotonic."""
     now = time.monotonic()
-    return min(now + seconds, max(now + LAST, _end.get()))
+    return min(now + seconds, max(now + GRACE, _end.get()))
 
 
 def bounded(function: Callable[P, T]) -> Callable[P, T]:
@@ -112,7 +109,7 @@ def keep_interrupts() -> None:
 
     def again(found: Any) -> None:
         if found.exc_type is KeyboardInterrupt:
-            threading.Timer(_AGAIN, _thread.interrupt_main).start()
+            threading.Timer(0.05, _thread.interrupt_main).start()
         else:
             before(found)
 

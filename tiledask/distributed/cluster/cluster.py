@@ -51,8 +51,6 @@ PAGE = "tiledask-page"
 """Dask's name of what collects for the dashboard's page, on the scheduler."""
 SCRIPT = f"<script>{Path(__file__).with_name('panel.js').read_text('utf-8')}</script>"
 """Runs where outputs are trusted; nothing in it depends on the cluster."""
-_LOOK = 0.02
-"""Seconds between two looks at who is there."""
 RUNNING: list["Cluster"] = []
 """The clusters of this process that are not closed, the newest last."""
 
@@ -140,7 +138,7 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
                     f"of {len(wanted)} slots {missing} have no worker in time; look at the "
                     f"workers' output, or start others"
                 )
-            time.sleep(_LOOK)
+            time.sleep(HEAR / 5)
         return workers
 
     # -- work -------------------------------------------------------------
@@ -286,7 +284,7 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
                     if not (isinstance(answer, OSError) and died):
                         raise answer
             if missing := missing - found.keys():
-                time.sleep(_LOOK)
+                time.sleep(HEAR / 5)
                 self.wait_for_slots(missing, end - time.monotonic())
         return [found[slot] for slot in range(self.slots)]
 

@@ -29,16 +29,15 @@ def choose_device(device: str) -> tuple[str, str]:
     check_device(device)
     if device == "cpu":
         return "numpy", "because device='cpu'"
-    found = probe()
-    reason = found.reason
+    reason = probe().reason
     if not reason:
         try:
             importlib.import_module("dask_cuda")
         except Exception as error:  # of a package that it needs and that is too old, too
             reason = f"dask-cuda cannot be imported ({error}): {install('gpu')}"
-    if not reason:
-        names = ", ".join(device.name for device in found.devices)
-        return "cupy", f"{names} took a real allocation"
+        else:
+            names = ", ".join(device.name for device in probe().devices)
+            return "cupy", f"{names} took a real allocation"
     if device == "cuda":
         raise ConfigError(f"device='cuda' needs a usable GPU: {reason}; or device='cpu'")
     return "numpy", "no usable GPU, and none is needed (tiledask doctor says why)"

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-from distributed import Status
 from tornado.ioloop import PeriodicCallback
 
 __all__ = ["KEEP_SECONDS", "LARGE", "RESERVE", "cap_memory", "capped", "empty", "held", "keep"]
@@ -106,8 +105,7 @@ def keep(worker: Any) -> None:
     # half of the time of a step of a small model
     _set_malloc(2**25, 2**26)
     settles = worker.periodic_callbacks["tiledask-kept"] = PeriodicCallback(_settle, 2000)
-    if worker.status is Status.running:  # else it starts with the others
-        settles.start()
+    settles.start()
 
 
 def _set_malloc(mapped: int, free: int) -> None:
@@ -187,10 +185,8 @@ def _status(field: str) -> int:
     if sys.platform != "linux":
         return psutil.Process().memory_info().rss
     with open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}")
+        line = next(line for line in status if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
 
 
 # -- a cap on it ---------------------------------------------------------------------------------

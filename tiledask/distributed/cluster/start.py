@@ -59,8 +59,6 @@ _LEAST_CAP = 8_000_000
 """Bytes that a worker needs for its own messages."""
 _ORIGINS = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
 """Pages that may open the dashboard's websocket: itself, and JupyterLab on this machine."""
-_ROUTES = "distributed.scheduler.http.routes"
-"""Workers have no pages of their own to pass on, and what would do it takes long to load."""
 _SETTINGS = {
     # pinned work stays where it was put
     "distributed.scheduler.work-stealing": False,
@@ -145,7 +143,14 @@ def start_cluster(
     slots = _slots(workers, gpus, per_gpu, threads)
     host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
     port = _port(dashboard_port)
-    equip = Equip(threads, _cap(memory_cap, gpus), _hosts(hosts, slots, gpus))
+    whole_number("hosts", hosts, 1, 1 if gpus else min(slots, len(ascii_uppercase)))
+    on_hosts = tuple(ascii_uppercase[slot * hosts // slots] for slot in range(slots) if hosts > 1)
+    cap = None
+    if memory_cap is not None:
+        cap = whole_number("memory_cap", parse_bytes(memory_cap), _LEAST_CAP)
+        if not gpus and sys.platform != "linux":
+            raise ConfigError("memory_cap= needs Linux, whose kernel enforces it")
+    equip = Equip(threads, cap, on_hosts)
     options: dict[str, Any] = {
         "n_workers": 0,
         "host": _HOST,
@@ -160,11 +165,10 @@ def start_cluster(
         # and a fork server has those of its start
         "env": {**os.environ, **dict.fromkeys(BLAS_THREADS, str(threads))},
     }
-    pages = [page for page in dask.config.get(_ROUTES) if page != "distributed.http.proxy"]
     # Bokeh takes no wildcard for a port alone, and Dask's default takes every page of the web
     origins = [f"{h}:{p}" for p in (port, *range(8888, 8900)) for h in (_HOST, "localhost")]
     origins += os.environ.get("TILEDASK_DASHBOARD_ORIGINS", "").split()
-    with dask.config.set({**_SETTINGS, _ORIGINS: origins, _ROUTES: pages}):
+    with dask.config.set({**_SETTINGS, _ORIGINS: origins}):
         options["config"] = copy.deepcopy(dask.config.config)
         forks = sys.platform == "linux" and not gpus
         owned: Any = LocalCluster(worker_class=_ForkingNanny if forks else Nanny, **options)
@@ -233,26 +237,10 @@ def _slots(workers: int | None, gpus: int, per_gpu: int, threads: int) -> int:
     """How many workers there are to be, of which ``gpus`` take ``per_gpu`` each, if any."""
     whole_number("per_gpu", per_gpu, 1)
     whole_number("threads", threads, 1)
-    fit, why = MEMORY_LIMIT // _IDLE_WORKER, "more do not fit this machine's memory: take fewer"
-    if gpus:
-        fit, why = gpus * per_gpu, f"{gpus} GPUs have no place for more: raise per_gpu"
     if workers is None:
-        return fit if gpus else max(2, CPU_COUNT)
-    return whole_number("workers", workers, 1, fit, way_out=why)
-
-
-def _hosts(hosts: int, slots: int, gpus: int) -> tuple[str, ...]:
-    """The host that each slot is taken to be on; none if there is one."""
-    count = whole_number("hosts", hosts, 1, 1 if gpus else min(slots, len(ascii_uppercase)))
-    return tuple(ascii_uppercase[slot * count // slots] for slot in range(slots) if count > 1)
-
-
-def _cap(memory_cap: int | str | None, gpus: int) -> int | None:
-    if memory_cap is None:
-        return None
-    if not gpus and sys.platform != "linux":
-        raise ConfigError(f"memory_cap= needs Linux, whose kernel enforces it, not {sys.platform}")
-    return whole_number("memory_cap", parse_bytes(memory_cap), _LEAST_CAP)
+        return gpus * per_gpu or max(2, CPU_COUNT)
+    most = gpus * per_gpu or MEMORY_LIMIT // _IDLE_WORKER
+    return whole_number("workers", workers, 1, most, way_out="take fewer, or on GPUs raise per_gpu")
 
 
 def _port(port: int | None) -> int | None:

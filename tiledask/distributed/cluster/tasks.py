@@ -18,8 +18,6 @@ __all__ = ["asked", "check_status", "enter", "failure", "keys_of", "slot_named",
 __all__ += ["slot_on", "states", "workers_of"]
 
 T = TypeVar("T")
-_NEWS = 50
-"""Looks, within a second, after which it is known of a connection that broke whose end is gone."""
 
 
 def slot_named(resources: Iterable[str]) -> int:
@@ -59,11 +57,7 @@ def enter(function: Callable[..., Any], *args: Any) -> Any:
             return x
         return np.require(x, requirements=["F" if x.flags.fnc else "C", "A"])
 
-    try:
-        return function(*map(ready, args))
-    except (SystemExit, KeyboardInterrupt) as error:
-        # these would end the worker's thread, and nobody would ever know how the task ended
-        raise RuntimeError(f"the task raised {type(error).__name__}: {error}") from None
+    return function(*map(ready, args))
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -94,13 +88,12 @@ def failure(cluster: Any, future: Future[Any], what: str) -> BaseException:
 
 
 def states(cluster: Any, slots: Iterable[int]) -> list[str]:
-    """How each of these slots is: without a worker, or last heard of when, and paused if it is."""
+    """How each of these slots is: without a worker, or last heard of when."""
     workers, now, found = cluster.workers(), time.time(), []
     for slot in sorted(slots):
         how = "it has no worker"
         if facts := workers.get(slot):
             how = f"its worker was last heard of {max(0, now - facts['last_seen']):.1f} s ago"
-            how += ", paused: its memory is full" * (facts["status"] == "paused")
         found.append(f"slot {slot} ({how})")
     return found
 
@@ -125,7 +118,8 @@ def asked(
         found: T = client.sync(call, callback_timeout=end - begun)
     except (Exception, asyncio.CancelledError) as error:
         late = isinstance(error, TimeoutError)
-        for _ in range(1 if late or not isinstance(error, OSError) else _NEWS):
+        # of a connection that broke it is known within a second whose end is gone
+        for _ in range(1 if late or not isinstance(error, OSError) else 50):
             check_status(client.status)
             time.sleep(HEAR / 5)
         if late and (now := time.monotonic()) >= end:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from dask.system import CPU_COUNT
 from distributed import Client
@@ -29,8 +29,8 @@ from tiledask.distributed.cluster.cluster import RUNNING, Cluster
 from tiledask.distributed.cluster.gpus import check_device, own_gpu, share_of
 from tiledask.distributed.cluster.slots import Equip, join
 from tiledask.distributed.cluster.spool import this_host
-from tiledask.distributed.cluster.tasks import asked, check_status, workers_of
-from tiledask.distributed.deadlines import seconds_of, until
+from tiledask.distributed.cluster.tasks import asked, check_status
+from tiledask.distributed.deadlines import GRACE, seconds_of, until
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import whole_number
@@ -101,15 +101,15 @@ def connect(
             made.close(seconds)
 
     try:
-        with until(seconds):
-            if len(workers_of(made)) < least:
-                try:
-                    made.wait_for_workers(least, timeout=seconds)
-                except TimeoutError as error:
-                    raise DeadlineError(
-                        f"{error}; start more with 'dask worker {address}', or ask for fewer with "
-                        f"workers="
-                    ) from None
+        with until(seconds, GRACE):
+            try:
+                there = partial(made._wait_for_workers, least, seconds)
+                asked(made, there, seconds + GRACE)
+            except TimeoutError as error:
+                raise DeadlineError(
+                    f"{error}; start more with 'dask worker {address}', or ask for fewer with "
+                    f"workers="
+                ) from None
             why = f"workers of {address} were connected to"
             return attach(made, client, end, Equip(), device, why, wanted, seconds)
     except BaseException:
@@ -146,20 +146,10 @@ def _client(given: Any, security: Any, seconds: float) -> Client:
 # -- a Cluster on the workers that a client reaches, whoever started them --------------------------
 
 
-class Process(NamedTuple):
-    """A worker's."""
-
-    host: str
-    number: int
-    memory: int
-    """Bytes of its limit; if it has none, of its machine, by its share of the cores."""
-    gpu: int | str
-    """Bytes of the GPU that it computes on; or why there is none."""
-
-
-def _process(version: str, device: str, dask_worker: Any) -> Process:
-    """This worker's. Raises ConfigError if it has another ``version`` of tiledask than the client,
-    or no GPU where ``device`` insists on one."""
+def _process(version: str, device: str, dask_worker: Any) -> tuple[tuple[str, int], int, int | str]:
+    """(host and process of this worker; bytes of its limit, or if it has none, of its machine, by
+    its share of the cores; bytes of its GPU, or why it has none). Raises ConfigError if it has
+    another ``version`` of tiledask than the client, or no GPU where ``device`` insists on one."""
     if (its := sys.modules["tiledask"].__version__) != version:
         raise ConfigError(
             f"the worker at {dask_worker.address} has tiledask {its}, here is {version}: run both "
@@ -171,7 +161,7 @@ def _process(version: str, device: str, dask_worker: Any) -> Process:
         )
     threads = min(dask_worker.state.nthreads, CPU_COUNT)
     memory = dask_worker.memory_manager.memory_limit or MEMORY_LIMIT * threads // CPU_COUNT
-    return Process(this_host(), os.getpid(), memory, gpu)
+    return (this_host(), os.getpid()), memory, gpu
 
 
 def attach(
@@ -192,16 +182,16 @@ def attach(
     ``equip`` has for it, unless another client has slots there. ``end``: within so many seconds,
     when it is closed."""
     call: Any = partial(client._run, _process, sys.modules["tiledask"].__version__, device)
-    found: dict[str, Process] = asked(client, call, seconds, what=lambda: "some worker")
-    own = {each[:2] for each in found.values()} - {(this_host(), os.getpid())}
+    found: dict[str, Any] = asked(client, call, seconds, what=lambda: "some worker")
+    own = {process for process, *_ in found.values()} - {(this_host(), os.getpid())}
     if len(own) < len(found):
         raise ConfigError(
             f"{len(found)} workers have {len(own)} processes of their own, and each needs one: "
             f"LocalCluster(processes=True), or 'dask worker --nworkers {len(found)}'"
         )
-    limits = {address: each.memory for address, each in found.items()}
-    gpus = [each.gpu for each in found.values() if isinstance(each.gpu, int)]
-    without = [f"{at}: {each.gpu}" for at, each in found.items() if isinstance(each.gpu, str)]
+    limits = {at: memory for at, (_, memory, _) in found.items()}
+    gpus = [gpu for *_, gpu in found.values()]
+    without = [f"{at}: {gpu}" for at, gpu in zip(found, gpus, strict=True) if type(gpu) is str]
     if device == "auto":
         why += f": {without[0] if without else 'each has a GPU'}"
     if not without:
@@ -213,7 +203,7 @@ def attach(
     if unequipped:
         call = partial(client._register_worker_plugin, equip, equip.name, idempotent=False)
         asked(client, call, seconds, what=lambda: "some worker")
-    slots = {at[a]: (found[a].host, equip.cap or limits[a]) for a in found if a in at}
+    slots = {at[a]: (found[a][0][0], equip.cap or limits[a]) for a in found if a in at}
     # of a slot whose worker is just being restarted: on some host, the least
     least = next(iter(slots.values()))[0], min(limit for _, limit in slots.values())
     held = [slots.get(slot, least) for slot in range(workers or max(slots) + 1)]

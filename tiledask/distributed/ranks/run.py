@@ -13,7 +13,7 @@ from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.clocks import set_clocks
-from tiledask.distributed.deadlines import GRACE, LAST, bounded, end_of, seconds_of
+from tiledask.distributed.deadlines import GRACE, bounded, end_of, seconds_of
 from tiledask.distributed.out_of_core.disk import on_disk
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.retry import retry_lost
@@ -86,7 +86,7 @@ def _run(
         scratch = tempfile.TemporaryDirectory(dir=cluster.spool, ignore_cleanup_errors=True)
     with scratch as folder, opened(cluster, run, mesh.at, folder, patience) as where:
         left = end_of(seconds) - time.monotonic() - GRACE  # they say it before this call does
-        reach = max(LAST, left), where
+        reach = max(GRACE, left), where
         about = mesh.shape, cluster.backend, mesh.names
         each = [(run, r, *reach, about, function, *mine) for r, mine in enumerate(given)]
         name = getattr(function, "__name__", "function")
