@@ -333,7 +333,7 @@ def test_a_slot_survives_two_deaths_fifteen_seconds_apart():
 
 
 def test_start_keeps_its_deadline():
-    with pytest.raises(DeadlineError, match=r"did not start within 0\.05 s"):
+    with pytest.raises(DeadlineError, match="the start of 4 workers did not"):
         td.start_cluster(4, device="cpu", timeout=0.05, quiet=True)
 
 

@@ -51,21 +51,10 @@ class Slots(SchedulerPlugin):
         self.slots: dict[str, int] = {}
         """Of a worker's address."""
         self.clients: set[str] = set()
+        """That have slots."""
         scheduler.handlers["tiledask_slot"] = lambda address: self.slots[address]
         scheduler.handlers["tiledask_ready"] = self.ready
         scheduler.handlers["tiledask_clock"] = lambda: time()
-
-    def taken_by(self, client: str) -> bool:
-        """Whether ``client`` is the only one that has slots, which are numbered anew then:
-        neighbours on one host come after each other."""
-        self.clients = {client, *(self.clients & self.scheduler.clients.keys())}
-        if alone := len(self.clients) == 1:
-            places = sorted(
-                (w.host, w.name if isinstance(w.name, int) else 0, w.address)
-                for w in self.scheduler.workers.values()
-            )
-            self.slots = {address: slot for slot, (*_, address) in enumerate(places)}
-        return alone
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Give a worker that has come its slot, for which it will ask."""
@@ -92,15 +81,19 @@ class Slots(SchedulerPlugin):
 
 
 async def join(client: str, page: bool, dask_scheduler: Any) -> tuple[dict[str, int], bool, bool]:
-    """Number the workers for ``client``, on the scheduler: (the slot at each address, whether the
-    workers are to be equipped, whether the dashboard has the page)."""
+    """Number the workers for ``client``, on the scheduler, anew if no other has slots: (the slot at
+    each address, whether the workers are to be equipped, whether the dashboard has the page)."""
     if (plugin := dask_scheduler.plugins.get(Slots.name)) is None:
         plugin = Slots(dask_scheduler)
         dask_scheduler.add_plugin(plugin)
         if page and PAGE not in dask_scheduler.plugins:
             with suppress(Exception):  # a page is worth no cluster
                 await import_module(_PAGE_MODULE).open_page(dask_scheduler)
-    alone = plugin.taken_by(client)
+    plugin.clients = {client, *(plugin.clients & dask_scheduler.clients.keys())}
+    if alone := len(plugin.clients) == 1:  # neighbours on one host come after each other
+        workers = dask_scheduler.workers.values()
+        places = [(w.host, w.name if isinstance(w.name, int) else 0, w.address) for w in workers]
+        plugin.slots = {address: slot for slot, (*_, address) in enumerate(sorted(places))}
     return plugin.slots, alone, PAGE in dask_scheduler.plugins
 
 

@@ -33,9 +33,10 @@ from distributed.system import MEMORY_LIMIT
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.gpus import choose_device, gpu_options
 from tiledask.distributed.cluster.slots import BLAS_THREADS, Equip
+from tiledask.distributed.cluster.tasks import asked
 from tiledask.distributed.connecting.connect import attach
 from tiledask.distributed.deadlines import seconds_of
-from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.errors import ClusterLostError, ConfigError
 from tiledask.plan.units import parse_bytes
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import probe
@@ -172,6 +173,7 @@ def start_cluster(
         options["config"] = copy.deepcopy(dask.config.config)
         forks = sys.platform == "linux" and not gpus
         owned: Any = LocalCluster(worker_class=_ForkingNanny if forks else Nanny, **options)
+        client = Client(owned)
         for slot in range(slots):
             own = gpu_options(slot, per_gpu, options["env"], host) if gpus else {}
             given = {**owned.new_spec["options"], **own}
@@ -179,18 +181,10 @@ def start_cluster(
         # SpecCluster's own would close the nanny of a worker that is away 15 s after an earlier
         # death (distributed.deploy.lost-worker-timeout), and nothing would ever refill the slot
         owned._update_worker_status = partial(BaseCluster._update_worker_status, owned)
-        client = None
         try:
             # they go on if they are late: a nanny that is stopped half way leaves its worker behind
             start = lambda: asyncio.shield(owned._correct_state())  # noqa: E731
-            try:
-                owned.sync(start, callback_timeout=seconds)
-            except TimeoutError:
-                raise DeadlineError(
-                    f"{slots} workers did not start within {seconds:g} s; give them longer with "
-                    f"timeout=, or ask for fewer"
-                ) from None
-            client = Client(owned)
+            asked(client, start, seconds, lambda: f"the start of {slots} workers")
             its = client, owned, partial(_end, client, owned), equip, "cuda" if gpus else "cpu"
             options = {"page": port is not None, "per_gpu": per_gpu, "started_here": True}
             cluster = attach(*its, why, slots, seconds, **options)
@@ -205,11 +199,10 @@ def start_cluster(
     return cluster
 
 
-def _end(client: Client | None, owned: SpecCluster, seconds: float) -> None:
+def _end(client: Client, owned: SpecCluster, seconds: float) -> None:
     """Stop the workers, within so many seconds; safe to call twice."""
-    if client is not None:
-        with suppress(Exception):
-            client.close(timeout=5)
+    with suppress(Exception):
+        client.close(timeout=5)
     try:
         owned.close(timeout=seconds)
     except Exception:  # whatever kept it from ending in order: no worker outlives its cluster
