@@ -60,7 +60,8 @@ class Mesh:
         if ranks > cluster.slots:
             raise PlacementError(
                 f"a mesh of shape {shape} has {ranks} ranks, the cluster has {cluster.slots} "
-                f"slots; use a smaller mesh, or td.connect or td.start_cluster with workers={ranks}"
+                f"slots; use a smaller mesh, td.connect(client, workers={ranks}), or "
+                f"start_cluster(workers={ranks})"
             )
         names = (self.names,) if isinstance(self.names, str) else tuple(self.names or ())
         named = {name for name in names if isinstance(name, str) and name}

@@ -166,7 +166,7 @@ def _check(case: MemoryCase, cluster: Cluster) -> None:
     if cluster.slots < case.stages:
         raise PlacementError(
             f"{case.stages} stages run at once, each on a worker, and the cluster has "
-            f"{cluster.slots}; td.connect or td.start_cluster with workers={case.stages}"
+            f"{cluster.slots}; take a cluster with workers={case.stages}"
         )
 
 
