@@ -272,7 +272,7 @@ def test_a_worker_that_freezes_before_the_counting_costs_no_result(cluster, monk
     with monkeypatch.context() as patched:
         patched.setattr(cluster, "run", run)
         try:
-            with pytest.warns(RuntimeWarning, match=r"the result is there, what moved.*0\.5 s"):
+            with pytest.warns(RuntimeWarning, match="the result is there, what moved"):
                 made = td.matmul(a, a)
         finally:
             os.kill(pid, signal.SIGCONT)
