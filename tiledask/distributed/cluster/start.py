@@ -54,10 +54,6 @@ _LOADED = [
     "tiledask.distributed.training.run",
 ]
 """What every worker loads, by itself or with its first product or training, if it is installed."""
-_IDLE_WORKER = 150_000_000
-"""Bytes of a worker process that does nothing, rounded up."""
-_LEAST_CAP = 8_000_000
-"""Bytes that a worker needs for its own messages."""
 _ORIGINS = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
 """Pages that may open the dashboard's websocket: itself, and JupyterLab on this machine."""
 _SETTINGS = {
@@ -89,7 +85,6 @@ def start_cluster(
     hosts: int = 1,
     memory_limit: int | str | None = None,
     memory_cap: int | str | None = None,
-    dashboard_port: int | None = None,
     tls: bool = False,
     timeout: float = 60.0,
     quiet: bool = False,
@@ -118,18 +113,17 @@ def start_cluster(
         Bytes that a worker's own allocations may take, at least 8 MB: beyond, they raise
         MemoryError, as on a device of that size. Enforced by the kernel on Linux, after the worker
         has set 8 MiB aside for Dask's messages, and on a GPU, messages included, by its pool.
-    dashboard_port
-        Default: the environment variable TILEDASK_DASHBOARD_PORT, else any free port; any free one
-        where another process has it. "none" there: no dashboard, which saves two seconds of a core
-        at the start. Pages of other servers than JupyterLab on this machine may show it if
-        TILEDASK_DASHBOARD_ORIGINS names them ("host:port host:port").
     tls
         Encrypt and authenticate connections with certificates made for this cluster; not the
         dashboard, which listens on this machine alone.
     quiet
         Show and print nothing.
-    Raises ConfigError for impossible requests, DeadlineError if the workers are not all there
-    after ``timeout`` seconds.
+
+    The environment variable TILEDASK_DASHBOARD_PORT names the dashboard's port, any free one if
+    another process has it; "none" saves two seconds of a core at the start. Pages of other servers
+    than JupyterLab on this machine may show it if TILEDASK_DASHBOARD_ORIGINS names them ("host:port
+    host:port"). Raises ConfigError for impossible requests, DeadlineError if the workers are not
+    all there after ``timeout`` seconds.
     """
     # what multiprocessing itself looks at before it refuses to start a process of its own
     if getattr(process.current_process(), "_inheriting", False):
@@ -143,12 +137,12 @@ def start_cluster(
         per_gpu = max(1, -(-workers // gpus)) if gpus and is_whole(workers) else 1
     slots = _slots(workers, gpus, per_gpu, threads)
     host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
-    port = _port(dashboard_port)
+    port = _port()
     whole_number("hosts", hosts, 1, 1 if gpus else min(slots, len(ascii_uppercase)))
     on_hosts = tuple(ascii_uppercase[slot * hosts // slots] for slot in range(slots) if hosts > 1)
     cap = None
     if memory_cap is not None:
-        cap = whole_number("memory_cap", parse_bytes(memory_cap), _LEAST_CAP)
+        cap = whole_number("memory_cap", parse_bytes(memory_cap), 8_000_000)
         if not gpus and sys.platform != "linux":
             raise ConfigError("memory_cap= needs Linux, whose kernel enforces it")
     equip = Equip(threads, cap, on_hosts)
@@ -232,14 +226,14 @@ def _slots(workers: int | None, gpus: int, per_gpu: int, threads: int) -> int:
     whole_number("threads", threads, 1)
     if workers is None:
         return gpus * per_gpu or max(2, CPU_COUNT)
-    most = gpus * per_gpu or MEMORY_LIMIT // _IDLE_WORKER
+    most = gpus * per_gpu or MEMORY_LIMIT // 150_000_000  # bytes of an idle one, rounded up
     return whole_number("workers", workers, 1, most, way_out="take fewer, or on GPUs raise per_gpu")
 
 
-def _port(port: int | None) -> int | None:
-    """A free port for the dashboard: ``port``, or TILEDASK_DASHBOARD_PORT of the environment, if it
-    is free, else any; None for no dashboard ("none")."""
-    text = os.environ.get("TILEDASK_DASHBOARD_PORT", "0") if port is None else str(port)
+def _port() -> int | None:
+    """A free port for the dashboard: that of the environment if it is free, else any; None for no
+    dashboard ("none")."""
+    text = os.environ.get("TILEDASK_DASHBOARD_PORT", "0")
     if text == "none":
         return None
     for wanted in (int(text), 0):
