@@ -1,5 +1,6 @@
 """`td.connect` to a scheduler and workers that were started by hand."""
 
+import asyncio
 import os
 import signal
 from contextlib import nullcontext
@@ -240,6 +241,14 @@ def test_what_cannot_be_connected_to_is_refused(dask, client, monkeypatch):
         patch.setattr(td, "__version__", "9")
         with pytest.raises(ConfigError, match=r"has tiledask \d.*, here is 9"):
             td.connect(client)
+
+    async def connected():
+        async with Client(dask.address, asynchronous=True, set_as_default=False) as client:
+            with pytest.raises(TypeError, match=r"asynchronous.*asyncio\.to_thread"):
+                td.Mesh(client, (2,))
+            (await asyncio.to_thread(td.connect, client.scheduler.address)).close()
+
+    asyncio.run(connected())
 
 
 def scaled(local, client, workers):

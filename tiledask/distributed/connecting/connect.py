@@ -69,8 +69,8 @@ def connect(
     Slots are numbered by host, so that neighbours share one. A worker that is restarted comes back
     to the lowest free slot. Raises ConfigError for workers that have another version of tiledask
     (of Python, Dask and NumPy Dask warns); DeadlineError with both numbers if there are fewer
-    workers than asked, ClusterLostError if no scheduler answers. An asynchronous client does not
-    do: connect by its scheduler's address, in a thread of its own.
+    workers than asked, ClusterLostError if no scheduler answers, TypeError for an asynchronous
+    client.
     """
     seconds = seconds_of(timeout)
     wanted = None if workers is None else whole_number("workers", workers, 1)
@@ -81,6 +81,11 @@ def connect(
         raise TypeError(
             f"work needs a cluster, got {type(client).__name__}; cluster = td.start_cluster(), or "
             f"td.connect(client) where Dask runs already"
+        )
+    if getattr(client, "asynchronous", False):
+        raise TypeError(
+            f"{client!r} is asynchronous, and calls of tiledask wait; connect by its scheduler's "
+            f"address, in a thread of its own: asyncio.to_thread(td.connect, address)"
         )
     for known in RUNNING[::-1]:
         its = known.client, known.given, known.scheduler_address
