@@ -65,7 +65,7 @@ MISSING = {
     "td.tile.as_dtype('bfloat16')": "run",
     "td.simulate(td.schedule('1f1b', 4, 8)).to_frame()": "plots",
     "td.plots.gantt(td.simulate(td.schedule('1f1b', 4, 8)))": "plots",
-    "td.create_array('x.zarr', (4, 4), 'f4', chunks=(2, 2))": "files",
+    "td.create_array('x.zarr', (4, 4), 'f4')": "files",
     "td.optimal_schedule(2, 3, forward=1.0, backward=2.0)": "optimum",
 }
 """What is asked for, and the extra that it needs."""

@@ -178,7 +178,7 @@ def test_no_damage_is_accepted_that_changes_a_number(tmp_path):
 
 def test_a_full_disk_is_said(tmp_path, small_disk):
     w = np.random.default_rng(0).standard_normal(2**19 + 2**10)  # the disk has 4 MiB
-    words = r"bin cannot be written: its disk is full: 4\.202 MB"
+    words = r"bin cannot be written on .*: No space left"
     with pytest.raises(CheckpointError, match=words):
         save(small_disk, 1, {"w": w}, [{"w": whole(w.shape)}])
     assert steps_in(small_disk) == ()

@@ -85,7 +85,7 @@ def test_workers_on_two_hosts_do_what_those_of_one_do_and_are_told_apart(tmp_pat
     one, other, moved = said["ranks"]
     assert one == other
     assert moved
-    assert "there is no file" in said["files"]
+    assert "cannot be read on" in said["files"]
     assert "on every worker's host; take a folder on a file system that all" in said["checkpoint"]
     assert said["left"] == []
     # of the worker on the other host, which was killed: it came back to its slot

@@ -11,14 +11,13 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledask.distributed.out_of_core import npy
+from tiledask.distributed.out_of_core import stored
 from tiledask.distributed.out_of_core.stored import create_array, open_array
 from tiledask.errors import ConfigError
 from tiledask.plan.products.streaming import read_bytes
 
 SHAPE = (23, 17)
 WHOLE = ((0, 23), (0, 17))
-ONE = ((11, 12), (5, 6))
 ZARR = ("zarr-2", "zarr-3", "zarr-sharded")
 
 
@@ -43,8 +42,7 @@ spans = st.tuples(st.integers(0, 23), st.integers(0, 23)).map(sorted).map(tuple)
 @pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
 @pytest.mark.parametrize("kind", ["npy", *ZARR])
-def test_regions_are_read_and_written_as_numpy_would(tmp_path, monkeypatch, kind, dtype):
-    monkeypatch.setattr(npy, "_SLAB", 5)  # elements, of a row of 17
+def test_regions_are_read_and_written_as_numpy_would(tmp_path, kind, dtype):
     x = values(dtype=dtype)
     array = open_array(store(tmp_path, x, kind))
     assert (array.shape, array.dtype) == (x.shape, x.dtype)
@@ -74,16 +72,17 @@ def test_regions_are_read_and_written_as_numpy_would(tmp_path, monkeypatch, kind
 
 
 @pytest.mark.parametrize("name", ["c.npy", "folder/c.zarr"])
-def test_a_new_array_is_all_zeros(tmp_path, name):
-    chunks = (6, 70) if name.endswith("zarr") else None
-    array = create_array(tmp_path / name, SHAPE, "float64", chunks)
+def test_a_new_array_is_all_zeros(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(stored, "CHUNK", 20)
+    array = create_array(tmp_path / name, SHAPE, "float64")
     assert open_array(array.path) == array == pickle.loads(pickle.dumps(array))
-    assert array.chunks == (chunks and (6, 17))
+    assert array.chunks == ((20, 17) if name.endswith("zarr") else None)
     np.testing.assert_array_equal(np.asarray(array), np.zeros(SHAPE))
     with pytest.raises(ConfigError, match=r"exists; td\.open_array opens it"):
-        create_array(array.path, SHAPE, "f8", chunks)
+        create_array(array.path, SHAPE, "f8")
     Path(f"{array.path}.tiledask").touch()
-    create_array(array.path, (5, 5), "f4", chunks, overwrite=True)
+    os.rename(array.path, tmp_path / "old")
+    create_array(array.path, (5, 5), "f4")
     assert open_array(array.path).shape == (5, 5)
     assert not os.path.exists(f"{array.path}.tiledask")
 
@@ -129,9 +128,8 @@ SQUARE = saved(np.zeros((16, 16), "f4"))
         (saved(np.asfortranarray(np.ones((2, 2)))), "lies column by column"),
         (b"1,2\n3,4", "cannot be read as .npy"),
         (SQUARE[:-17], "cannot be read as .npy: .*cut short"),
-        (SQUARE + b"x", "has 1153 bytes, with its header it is 1152: it is damaged"),
         (SQUARE.replace(b"16), }", b"16,   "), "cannot be read as .npy"),
-        (lambda path: None, "there is no file"),
+        (lambda path: None, "cannot be read on .*: No such file"),
         (os.mkdir, "is no zarr array"),
         (zarr.create_group, "is no zarr array"),
         (lambda p: zarr.create_array(p, shape=(4, 4), chunks=(2, 2), dtype="i4"), "is int32, "),
@@ -146,26 +144,20 @@ def test_what_is_no_such_matrix_is_refused(tmp_path, made, words):
 
 def test_what_cannot_be_created(tmp_path):
     for name, arguments, words in [
-        ("c.bin", ((2, 2), "f4"), r"or \.zarr; got 'c\.bin'"),
-        ("c.npy", ((2, 2), "f4", (1, 1)), "has no chunks"),
+        ("c.bin", ((2, 2), "f4"), r"or \.zarr; got .*c\.bin'"),
         ("c.npy", ((2, 2), "bfloat16"), "is bfloat16"),
-        ("c.zarr", ((2, 2), "f4", (0, 2)), "chunks are"),
+        ("c.zarr", ((0, 2), "f4"), "the 2 dimensions"),
     ]:
         with pytest.raises(ConfigError, match=words):
             create_array(tmp_path / name, *arguments)
     assert not os.listdir(tmp_path)
 
 
-def test_a_region_and_its_buffer_go_together(tmp_path):
-    array, whole = create_array(tmp_path / "c.npy", (4, 4), "f4"), ((0, 4), (0, 4))
-    for call, region, out in [
-        (array.read, ((0, 5), (0, 4)), np.empty((5, 4), "f4")),
-        (array.read, whole, np.empty((4, 4))),
-        (array.read, whole, np.empty((4, 4), "f4", order="F")),
-        (array.write, ((0, 2), (0, 4)), np.empty((4, 2), "f4")),
-    ]:
-        with pytest.raises(ConfigError, match="do not go together"):
-            call(region, out)
+def test_a_region_and_its_elements_go_together(tmp_path):
+    array = create_array(tmp_path / "c.npy", (4, 4), "f4")
+    for region in [((0, 2), (0, 4)), ((3, 5), (0, 2)), ((3, 1), (0, 2))]:
+        with pytest.raises(ConfigError, match="are no region"):
+            array.write(region, np.empty((2, 2), "f4"))
 
 
 @pytest.mark.parametrize("kind", ZARR)
@@ -177,17 +169,15 @@ def test_a_missing_chunk_is_no_zeros_and_zeros_that_are_written_are_there(tmp_pa
     array = open_array(path)
     with pytest.raises(ConfigError, match=rf"{chunk}, a chunk, is missing; write"):
         array[11, 5]
-    with pytest.raises(ConfigError, match="is missing"):  # the rest of it would be made up
-        array.write(ONE, np.ones((1, 1)))
     np.testing.assert_array_equal(array[:5], x[:5])
     array.write(WHOLE, np.zeros(SHAPE, "f4"))
     assert not np.asarray(open_array(array.path)).any()
 
 
 def test_what_was_damaged_since_is_refused(tmp_path):
-    array = create_array(tmp_path / "c.zarr", SHAPE, "f4", (5, 4))
+    array = create_array(tmp_path / "c.zarr", SHAPE, "f4")
     array.write(WHOLE, values())
-    chunk = Path(array.path, "c/2/1")
+    chunk = Path(array.path, "c/0/0")
     held = bytearray(chunk.read_bytes())
     held[len(held) // 2] ^= 1
     chunk.write_bytes(held)
@@ -201,7 +191,6 @@ def test_what_was_damaged_since_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["c.npy", "c.zarr"])
 def test_a_disk_that_is_full_says_so(small_disk, name):
-    array = create_array(small_disk / name, (1000, 1000), "f8", 500 if name[2] == "z" else None)
-    words = rf"{array.path} cannot be written: its disk is full: 8 MB more are needed, .* are free"
-    with pytest.raises(ConfigError, match=words):
+    array = create_array(small_disk / name, (1000, 1000), "f8")
+    with pytest.raises(ConfigError, match=rf"{array.path} cannot be written on .*: No space left"):
         array.write(((0, 1000), (0, 1000)), np.random.default_rng(0).random((1000, 1000)))

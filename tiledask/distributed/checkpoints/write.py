@@ -82,7 +82,7 @@ def save_checkpoint(
                     f"{final} is there already; remove it, or save to another folder"
                 )
             shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-            with on_disk(final, 0, CheckpointError):
+            with on_disk(final, CheckpointError):
                 partial.mkdir(parents=True)
         everyone.barrier()
         mine = [
@@ -100,7 +100,7 @@ def save_checkpoint(
             }
             body = {"format": index.FORMAT, "step": step, "about": about or {}, "arrays": stored}
             text = json.dumps(body)
-            with on_disk(final, len(text), CheckpointError):
+            with on_disk(final, CheckpointError):
                 file = partial / index.FILE
                 file.write_text(json.dumps({"crc32": zlib.crc32(text.encode()), "index": text}))
                 sync(str(file))
@@ -164,8 +164,7 @@ def _write_boxes(
 ) -> dict[str, list[tuple[Any, ...]]]:
     """Where each box of ``mine`` is, by array, once the rank's file is on the disk."""
     path, written, offset = folder / f"rank-{rank}.bin", dict[str, list[tuple[Any, ...]]](), 0
-    needs = sum(view.nbytes for *_, view in mine)
-    with on_disk(path, needs, CheckpointError), open(path, "wb") as file:
+    with on_disk(path, CheckpointError), open(path, "wb") as file:
         for name, box, view in mine:
             host = to_numpy(view)
             # the index names types without their byte order

@@ -297,7 +297,7 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         if not self.started_here:
             near = self.run(os.path.isdir, str(self.spool))
         if any(near):
-            with on_disk(path, array.nbytes):
+            with on_disk(path):
                 try:
                     np.save(path, array, allow_pickle=False)
                 except OSError:

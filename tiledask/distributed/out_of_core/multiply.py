@@ -12,9 +12,9 @@ process and with other workers.
 
 import os
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import astuple, dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,48 +28,25 @@ from tiledask.distributed.cluster.counters import Counted, counting
 from tiledask.distributed.cluster.progress import Progress, reporter, watching
 from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.connecting.connect import connect
-from tiledask.distributed.deadlines import DEADLINE, seconds_of
-from tiledask.distributed.out_of_core.journal import append, journal_of, recorded
+from tiledask.distributed.deadlines import seconds_of
+from tiledask.distributed.out_of_core.journal import journal_of, record, recorded
 from tiledask.distributed.out_of_core.stored import StoredArray, describe, materialize, open_array
 from tiledask.distributed.products.explain import check_kernel, check_types
 from tiledask.distributed.products.panels import finish, prefetched
-from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
+from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.intervals import Interval
 from tiledask.plan.products.product_plan import AHEAD
 from tiledask.plan.products.regions import Region, extents_of, region_size
 from tiledask.plan.products.streaming import Cuts, Problem, StreamPlan, plan_cuts, plan_stream
-from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import accumulator, workspace
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile.backend import namespace, on_device, to_numpy
 from tiledask.tile.levels import as_tile
 
-__all__ = ["StoredProduct", "multiply_stored"]
-
-_LETTING_GO = 20.0
-"""Seconds that a product that failed waits for its workers, which stop at their next panel."""
-_SLOW = 1e9
-"""FLOP per second of a worker by which a product that was given no timeout has one."""
-
+__all__ = ["multiply_stored"]
 
 _Product = tuple[StoredArray, StoredArray, StoredArray, tuple[str, Any]]
 """A, B, C, and how panels are multiplied: kernel and tile."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class StoredProduct(StoredArray):
-    """The result of a product of stored matrices: a StoredArray, and what its making took."""
-
-    plan: StreamPlan | None = None
-    """The plan of what this run had left to do."""
-    memory: Both | None = None
-    """Ledger, a place per slot, predicted and measured."""
-    bytes_read: Both | None = None
-    """Bytes read from files by all workers, predicted and counted."""
-    seconds: float = 0.0
-    """How long this run took, measured by the client."""
-    resumed_tiles: int = 0
-    """Tiles that an earlier run had finished."""
 
 
 def multiply_stored(
@@ -83,31 +60,31 @@ def multiply_stored(
     memory_limit: int | str | None = None,
     timeout: float | None = None,
     progress: Progress = None,
-    resume: bool = True,
     overwrite: bool = False,
-) -> StoredProduct:
-    """C = A @ B from files into a file, as a StoredProduct.
+) -> StoredArray:
+    """C = A @ B from files into a file, as a StoredArray with what its making took.
+
+    An unfinished product goes on from the tiles that ``<out>.tiledask`` records, if operands and
+    kernel are the same (otherwise ConfigError).
 
     cluster
         Its workers must find A, B and the result where they are here: on several hosts, on a file
         system that all share. ConfigError names the host that does not.
     out
-        A path, .npy or .zarr, which is created, if it exists and is no unfinished product only
-        with ``overwrite``; or a StoredArray, whose elements are replaced. One call at a time works
-        on it.
+        A path, .npy or .zarr, which is created; or a StoredArray, whose elements are replaced. One
+        call at a time works on it.
     kernel, tile
         How each worker multiplies its panels: see ``td.tile.matmul``.
     memory_limit
-        Bytes a worker may take beyond what it holds already. Default: half of what it has, or what
-        Dask leaves it if that is less: the system's page cache keeps what is read more than once.
+        Bytes a worker may take beyond what it holds already, never more than Dask leaves it.
+        Default: half of what it has: the system's page cache keeps what is read more than once.
     timeout
-        Seconds for the whole. Default: 300, and what the plan would take at 1 GFLOP/s a worker.
+        Seconds for the whole (default 300).
     progress
         True draws a bar, False none, None one where somebody watches. A function is called with
         (panels multiplied, panels in all), from another thread.
-    resume
-        Take up what an unfinished product recorded in ``<out>.tiledask``, with its tiles, if
-        operands and kernel are the same (otherwise ConfigError). False starts over.
+    overwrite
+        Start over, whatever ``out`` is.
 
     The same plan gives the same bits, interrupted or not. Raises DoesNotFitError before anything
     runs if no tiles fit, ConfigError if ``out`` is an operand, its disk is full, or an operand
@@ -124,15 +101,9 @@ def multiply_stored(
     a, b = open_array(a.path), open_array(b.path)  # as the files are now
     (m, k), (rows, n) = a.shape, b.shape
     if k != rows:
-        raise PlacementError(
-            f"A {a.shape} has {k} columns and B {b.shape} has {rows} rows, they must be equal; is "
-            f"one of them to be stored transposed?"
-        )
+        raise PlacementError(f"A has {k} columns and B has {rows} rows, they must be equal")
     check_types(a.dtype, b.dtype, kernel, convert="store")
-    workspace(1, 1, 1, a.dtype.itemsize, kernel, tile)  # raises for what does not go together
-    slow = DEADLINE + 2 * m * n * k / cluster.slots / _SLOW
-    seconds = slow if timeout is None else seconds_of(timeout)
-    given = isinstance(out, StoredArray)
+    seconds, given = seconds_of(timeout), isinstance(out, StoredArray)
     c = open_array(out.path) if isinstance(out, StoredArray) else describe(out, (m, n), a.dtype)
     if (c.shape, c.dtype) != ((m, n), a.dtype):
         raise PlacementError(f"A @ B is {(m, n)} {a.dtype}, got {c}; name another file")
@@ -141,47 +112,40 @@ def multiply_stored(
         raise ConfigError(f"the result {c.path} is an operand; name another file")
     if there and not (given or journal.exists() or overwrite):
         raise ConfigError(
-            f"{c.path} exists and is no unfinished product; overwrite=True replaces it, "
-            f"td.open_array opens it"
+            f"{c.path} exists and is no unfinished product; overwrite=True replaces it"
         )
     how = kernel, tile and as_tile(tile)
     about = {"A": a.stamp(), "B": b.stamp(), "result": repr(c), "kernel and tile": repr(how)}
-    goes_on = there and journal.exists() and resume
+    goes_on = there and journal.exists() and not overwrite
     cuts, finished = recorded(journal, about) if goes_on else (None, set())
     product = a, b, c, how
-    plan = _planned(product, cluster, memory_limit, cuts, timeout).remaining(finished)
+    half = cluster.memory_limit // 2 if memory_limit is None else memory_limit
+    room = room_of(cluster, limit=half, timeout=timeout)
+    plan = _planned(product, cluster, room.bytes, cuts).remaining(finished)
     if not goes_on:
-        append(journal, {**about, "cuts": astuple(plan.cuts)}, "w")
+        record(journal, about, plan.cuts, ())
         if not given:
             materialize(c)
-    nbytes, counted = _run(cluster, product, plan, journal, seconds, progress)
+    save = lambda made: record(journal, about, plan.cuts, [*finished, *made])  # noqa: E731
+    nbytes, counted = _run(cluster, product, plan, save, seconds, progress)
     if (a.stamp(), b.stamp()) != (about["A"], about["B"]):
         raise ConfigError(
             f"an operand changed while it was multiplied: {c.path} mixes before and after; run it "
-            f"again with resume=False"
+            f"again with overwrite=True"
         )
     journal.unlink()
-    return StoredProduct(
-        *(c.path, c.shape, c.dtype, c.chunks),
+    return replace(
+        c,
         plan=plan,
         memory=Both(plan.ledger, counted.ledger({})),
         bytes_read=Both(plan.bytes_read, nbytes),
         seconds=counted.seconds,
-        resumed_tiles=len(finished),
     )
 
 
-def _planned(
-    product: _Product,
-    cluster: Cluster,
-    memory_limit: int | str | None,
-    cuts: Cuts | None,
-    timeout: float | None,
-) -> StreamPlan:
+def _planned(product: _Product, cluster: Cluster, limit: int, cuts: Cuts | None) -> StreamPlan:
     """The plan with the largest tiles; or with the ``cuts`` that were recorded."""
-    (a, b, c, how), room = product, room_of(cluster, timeout=timeout)
-    limit = min(cluster.memory_limit // 2, room.bytes)
-    limit = limit if memory_limit is None else parse_bytes(memory_limit)
+    a, b, c, how = product
     itemsize, wide = a.dtype.itemsize, accumulator(a.dtype).itemsize
     problem = Problem(
         (*c.shape, a.shape[1]),
@@ -191,50 +155,43 @@ def _planned(
         lambda m, n, k: workspace(m, n, k, itemsize, *how, True, wide),
     )
     given = cluster.slots, limit
-    plan = plan_cuts(problem, cuts, *given) if cuts else plan_stream(problem, *given)
-    if plan.ledger.peak > room.bytes:
-        raise DoesNotFitError(
-            f"{plan} takes more than the workers leave, {room}; give them more memory, or pass "
-            f"memory_limit={format_bytes(room.bytes)!r}{' and resume=False' * bool(cuts)}"
-        )
-    return plan
+    return plan_cuts(problem, cuts, *given) if cuts else plan_stream(problem, *given)
 
 
 def _run(
     cluster: Cluster,
     product: _Product,
     plan: StreamPlan,
-    journal: Path,
+    save: Callable[[list[Region]], None],
     seconds: float,
     progress: Progress,
 ) -> tuple[int, Counted]:
-    """(bytes that all workers read, what was counted meanwhile)."""
+    """(bytes that all workers read, what was counted meanwhile); ``save`` is called with the tiles
+    that are finished, whenever one more is."""
     # every worker finds them, or says so, and loads zarr before memory is counted
     cluster.run(lambda: [open_array(x.path) for x in product[:3]])
     run, (m, n, k) = uuid.uuid4().hex, plan.problem.extents
-    what = f"product {m}x{k} @ {k}x{n} into {journal.stem}"
+    what = f"product {m}x{k} @ {k}x{n} into {product[2].path}"
     tiles = [(slot, region) for slot, mine in enumerate(plan.tiles) for region in mine]
-    depths, left = plan.cuts.panels(k), dict[Future[int], Region]()
+    depths, made = plan.cuts.panels(k), dict[Future[int], Region]()
 
-    def record(*_: int) -> None:
-        for future in [future for future in left if future.status == "finished"]:
-            append(journal, left.pop(future))
+    def finished(*_: int) -> None:
+        save([region for future, region in made.items() if future.status == "finished"])
 
     shown = watching(progress, run, [len(depths)] * len(tiles), what, cluster)
     with counting(cluster) as counted, shown:
         try:
             for number, (slot, region) in enumerate(tiles):
                 given = product, region, depths, cluster.backend, run, number
-                left[cluster.submit(slot, _multiply_tile, *given, name="stream")] = region
-            futures = [*left]
-            cluster.wait(futures, what, seconds, record)
-            record()
-            return sum(cluster.gather(futures, what, seconds)), counted
+                made[cluster.submit(slot, _multiply_tile, *given, name="stream")] = region
+            cluster.wait(made, what, seconds, finished)
+            return sum(cluster.gather(made, what, seconds)), counted
         except BaseException:
-            with suppress(Exception):  # what is cancelled writes to the result until it stops
-                cluster.client.cancel([*left], force=True)
+            # what is cancelled writes to the result until it stops, at its next panel
+            with suppress(Exception):
+                cluster.client.cancel([*made], force=True)
                 stopped = [cluster.submit(slot, int) for slot in range(cluster.slots)]
-                cluster.gather(stopped, "the end", _LETTING_GO)
+                cluster.gather(stopped, "the end", 20.0)
             raise
 
 

@@ -1,6 +1,6 @@
 """Matrices in files: a .npy file, or a zarr array. A region is read or written at a time.
 
-    .npy    header | element, element, ...      any run of contiguous elements can be read
+    .npy    header | element, element, ...      row by row, of any of its columns
     zarr    [0.0] [0.1] ...                     chunks, each read and written as a whole
 
 Files are read into the caller's memory and never mapped: mapped pages would count as this
@@ -8,30 +8,30 @@ process's own, and the system could not tell what a plan is allowed to hold.
 """
 
 import os
-import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from platform import node
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tiledask.distributed.out_of_core import npy
 from tiledask.distributed.out_of_core import zarr_chunks as zarr
-from tiledask.distributed.out_of_core.disk import on_disk
+from tiledask.distributed.out_of_core.disk import on_disk, sync
 from tiledask.distributed.out_of_core.journal import journal_of
 from tiledask.errors import ConfigError
 from tiledask.plan.products.regions import Region, extents_of
-from tiledask.plan.products.streaming import read_bytes
+from tiledask.plan.products.streaming import StreamPlan, read_bytes
 from tiledask.plan.units import format_bytes
 from tiledask.plan.whole import is_whole
+
+if TYPE_CHECKING:
+    from tiledask.distributed.arrays.array import Both
 
 __all__ = ["StoredArray", "create_array", "describe", "materialize", "open_array"]
 
 DTYPES = ("float16", "float32", "float64")
 CHUNK = 1024
-"""Extent of the chunks of a zarr array that is created without chunks=."""
+"""Rows and columns of a chunk of a zarr array that is created."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,6 +47,14 @@ class StoredArray:
     dtype: np.dtype
     chunks: tuple[int, int] | None = None
     """Extents of a chunk of a zarr array; None for .npy."""
+    plan: StreamPlan | None = field(default=None, compare=False)
+    """Of a product: the plan of what its run had left to do."""
+    memory: "Both | None" = field(default=None, compare=False)
+    """Of a product: its ledger, a place per slot, predicted and measured."""
+    bytes_read: "Both | None" = field(default=None, compare=False)
+    """Of a product: bytes read from files by all workers, predicted and counted."""
+    seconds: float = field(default=0.0, compare=False)
+    """Of a product: how long its run took, measured by the client."""
 
     @property
     def nbytes(self) -> int:
@@ -65,9 +73,8 @@ class StoredArray:
         those of the decoded chunks. Raises ConfigError where the file ends too early, or a chunk is
         missing or does not decode.
         """
-        self._check(region, out, out.dtype == self.dtype and out.flags.c_contiguous)
-        with on_disk(self.path):
-            (zarr if self.chunks else npy).read(self, region, out)
+        with on_disk(self.path, doing="read"):
+            (zarr.read if self.chunks else _read_npy)(self, region, out)
         return read_bytes(region, self.grid, self.dtype.itemsize)
 
     def write(self, region: Region, block: np.ndarray, durable: bool = False) -> None:
@@ -75,12 +82,14 @@ class StoredArray:
         it would survive a loss of power.
 
         Regions of a zarr array that are written at a time must end where chunks do: chunks that
-        two write at once keep the elements of one of them. ConfigError says how much is free where
-        the disk is full.
+        two write at once keep the elements of one of them.
         """
-        self._check(region, block)
-        with on_disk(self.path, block.size * self.dtype.itemsize):
-            (zarr if self.chunks else npy).write(self, region, block, durable)
+        inside = all(0 <= a <= b <= n for (a, b), n in zip(region, self.shape, strict=True))
+        if not inside or block.shape != extents_of(region):
+            raise ConfigError(f"{block.shape} elements are no region {region} of {self}")
+        # beyond float16's range is infinity, as in any sum of halves
+        with on_disk(self.path), np.errstate(over="ignore"):
+            (zarr.write if self.chunks else _write_npy)(self, region, block, durable)
 
     def stamp(self) -> str:
         """What tells its files from others, and from themselves after a change."""
@@ -108,17 +117,9 @@ class StoredArray:
             raise ValueError(f"{self.path} is in a file: an array of it is a copy")
         return self[:, :].astype(dtype or self.dtype, copy=False)
 
-    def _check(self, region: Region, block: np.ndarray, plain: bool = True) -> None:
-        inside = all(0 <= a <= b <= n for (a, b), n in zip(region, self.shape, strict=True))
-        if not (inside and plain and block.shape == extents_of(region)):
-            raise ConfigError(
-                f"region {region} of {self.path}, which is {self.shape} {self.dtype} by rows, and "
-                f"an array of {block.shape} {block.dtype} do not go together"
-            )
-
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.shape[0]}x{self.shape[1]} {self.dtype}, "
+            f"StoredArray({self.shape[0]}x{self.shape[1]} {self.dtype}, "
             f"{f'chunks {self.chunks}' if self.chunks else 'rows'}, "
             f"{format_bytes(self.nbytes)}, {self.path!r})"
         )
@@ -127,39 +128,28 @@ class StoredArray:
 def open_array(path: str | os.PathLike[str]) -> StoredArray:
     """The matrix in a .npy file or a zarr directory (format 2 or 3), of float16, 32 or 64.
 
-    Only the header is read; everything that is no such matrix, and a .npy file of another size than
-    its header says, raises ConfigError. Chunks of a zarr array are decoded, and compared with their
-    checksum if they have one, when they are read; one that is missing is an error then.
+    Only the header is read; everything that is no such matrix, and a .npy file that was cut short,
+    raises ConfigError. Chunks of a zarr array are decoded, and compared with their checksum if they
+    have one, when they are read; one that is missing is an error then.
     """
     name = os.path.abspath(path)
-    if not os.path.exists(name):
-        raise ConfigError(f"there is no file {name} on {node()}; td.create_array makes one")
-    with on_disk(name):
-        found = (zarr if os.path.isdir(name) else npy).look(name)
+    with on_disk(name, doing="read"):
+        found = (zarr.look if os.path.isdir(name) else _look_npy)(name)
     # chunks of a shard are written together
     chunks = getattr(found, "shards", None) or getattr(found, "chunks", None)
     return StoredArray(name, *_checked(name, found.shape, found.dtype), chunks)
 
 
-def create_array(
-    path: str | os.PathLike[str],
-    shape: tuple[int, int],
-    dtype: Any,
-    chunks: tuple[int, int] | int | None = None,
-    *,
-    overwrite: bool = False,
-) -> StoredArray:
-    """A new matrix of zeros: a .npy file, or a zarr directory (format 3) in ``chunks``.
+def create_array(path: str | os.PathLike[str], shape: tuple[int, int], dtype: Any) -> StoredArray:
+    """A new matrix of zeros: a .npy file, or a zarr directory (format 3) in chunks of 1024 x 1024.
 
-    The name decides: ``.npy``, or ``.zarr`` with chunks of 1024 x 1024 unless given. The .npy file
-    is sparse and takes no space until it is written; a zarr directory has a file for every chunk,
-    each with a checksum. An existing file raises ConfigError unless ``overwrite``.
+    The name decides: ``.npy`` or ``.zarr``. The .npy file is sparse and takes no space until it is
+    written; a zarr directory has a file for every chunk, each with a checksum. An existing file
+    raises ConfigError.
     """
-    array = describe(path, shape, dtype, chunks)
-    if os.path.lexists(array.path) and not overwrite:
-        raise ConfigError(
-            f"{array.path} exists; td.open_array opens it, overwrite=True replaces it"
-        )
+    array = describe(path, shape, dtype)
+    if os.path.lexists(array.path):
+        raise ConfigError(f"{array.path} exists; td.open_array opens it, or remove it")
     journal_of(array.path).unlink(missing_ok=True)
     materialize(array)
     if array.chunks:
@@ -168,31 +158,24 @@ def create_array(
     return array
 
 
-def describe(path: Any, shape: Any, dtype: Any, chunks: Any = None) -> StoredArray:
+def describe(path: Any, shape: Any, dtype: Any) -> StoredArray:
     """The array that `create_array` would make; nothing is touched."""
-    name, chunked = os.path.abspath(path), os.fspath(path).endswith(".zarr")
-    if not chunked and (chunks is not None or not name.endswith(".npy")):
-        raise ConfigError(
-            f"the name says what is created: .npy, which has no chunks, or .zarr; got "
-            f"{os.path.basename(name)!r} with chunks={chunks}"
-        )
-    shape, dtype = _checked(name, shape, dtype)
-    if not chunked:
-        return StoredArray(name, shape, dtype)
-    rows, columns = _pair("chunks", np.broadcast_to(chunks or CHUNK, 2).tolist())
-    return StoredArray(name, shape, dtype, (min(rows, shape[0]), min(columns, shape[1])))
+    name = os.path.abspath(path)
+    if not name.endswith((".npy", ".zarr")):
+        raise ConfigError(f"the name says what is created: .npy or .zarr; got {name!r}")
+    (rows, columns), dtype = _checked(name, shape, dtype)
+    chunks = (min(CHUNK, rows), min(CHUNK, columns)) if name.endswith(".zarr") else None
+    return StoredArray(name, (rows, columns), dtype, chunks)
 
 
 def materialize(array: StoredArray) -> None:
     """None, once its file is there in place of whatever was; a zarr array has no chunks yet."""
-    place = Path(array.path)
-    with on_disk(place, 4096):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place)
+    with on_disk(array.path):
+        os.makedirs(os.path.dirname(array.path), exist_ok=True)
+        if array.chunks:
+            zarr.create(array)
         else:
-            place.unlink(missing_ok=True)
-        (zarr if array.chunks else npy).create(array)
+            np.lib.format.open_memmap(array.path, "w+", array.dtype, array.shape)
 
 
 def _checked(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dtype]:
@@ -203,11 +186,50 @@ def _checked(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dty
             f"{name} is {dtype}, stored matrices are {', '.join(DTYPES)} in this machine's byte "
             f"order; convert it with astype"
         )
-    return _pair(f"the 2 dimensions of {name}", shape), found
+    if len(shape) != 2 or not all(is_whole(n, 1) for n in shape):
+        raise ConfigError(f"the 2 dimensions of {name} are 1 or more, got {tuple(shape)}")
+    return (int(shape[0]), int(shape[1])), found
 
 
-def _pair(what: str, extents: Iterable[Any]) -> tuple[int, int]:
-    numbers = tuple(extents)
-    if len(numbers) != 2 or not all(is_whole(n, 1) for n in numbers):
-        raise ConfigError(f"{what} are two whole numbers of 1 or more, got {numbers}")
-    return int(numbers[0]), int(numbers[1])
+# -- .npy files ------------------------------------------------------------------------------------
+
+
+def _look_npy(path: str) -> Any:
+    """The array, mapped for what its header says: by rows."""
+    try:
+        found: Any = np.lib.format.open_memmap(path, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # of the tokenizer that NumPy tries last, too
+        raise ConfigError(
+            f"{path} cannot be read as .npy: {str(error)[:300]}; it was cut short, is damaged or "
+            f"no such file: numpy.save writes one"
+        ) from None
+    if found.ndim == 2 and not found.flags.c_contiguous:
+        raise ConfigError(f"{path} lies column by column; save numpy.ascontiguousarray of it")
+    return found
+
+
+def _rows(array: StoredArray, region: Region, block: np.ndarray) -> Iterator[tuple[int, Any]]:
+    """(bytes of the file before it, its elements) of each row of the region in ``block``."""
+    ((top, _), (left, _)), itemsize = region, array.dtype.itemsize
+    start = _look_npy(array.path).offset
+    for i, row in enumerate(block, top):
+        yield start + (i * array.shape[1] + left) * itemsize, row
+
+
+def _read_npy(array: StoredArray, region: Region, out: np.ndarray) -> None:
+    with open(array.path, "rb") as file:
+        for at, row in _rows(array, region, out):
+            file.seek(at)
+            if file.readinto(row.view(np.uint8).data) < row.nbytes:
+                raise ConfigError(f"{array.path} was cut short meanwhile; write it again")
+
+
+def _write_npy(array: StoredArray, region: Region, block: np.ndarray, durable: bool) -> None:
+    with open(array.path, "r+b") as file:
+        for at, row in _rows(array, region, block):
+            file.seek(at)
+            file.write(np.ascontiguousarray(row, array.dtype).data)
+    if durable:
+        sync(array.path)

@@ -8,13 +8,11 @@ written in full, chunks of zeros too.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from tiledask.distributed.out_of_core.disk import sync
-from tiledask.distributed.out_of_core.npy import rounded
 from tiledask.errors import ConfigError
 from tiledask.extras import needed_for
 from tiledask.plan.products.regions import Region, slices
@@ -23,12 +21,13 @@ __all__ = ["create", "look", "read", "write"]
 
 
 def create(array: Any) -> None:
-    """Make the folder, without chunks yet; they are compressed by zstd, with checksums."""
+    """Make the folder in place of what was there, without chunks yet; they are compressed by zstd,
+    with checksums."""
     with needed_for("a zarr array"):
         import zarr
         from zarr.codecs import ZstdCodec
     about = {"shape": array.shape, "dtype": array.dtype, "chunks": array.chunks, "fill_value": 0}
-    zarr.create_array(array.path, **about, compressors=ZstdCodec(checksum=True))
+    zarr.create_array(array.path, **about, compressors=ZstdCodec(checksum=True), overwrite=True)
 
 
 def look(path: str) -> Any:
@@ -42,47 +41,42 @@ def read(array: Any, region: Region, out: np.ndarray) -> None:
     with _opened(array.path) as stored:
         from zarr.buffer.cpu import NDBuffer
 
-        _check_there(_files(array, stored, region))
         stored.get_basic_selection(slices(region), out=NDBuffer.from_numpy_array(out))
 
 
 def write(array: Any, region: Region, block: np.ndarray, durable: bool) -> None:
     """None, once the chunks of a StoredArray hold ``block`` there; if ``durable`` on the disk."""
-    with _opened(array.path, mode="r+") as stored:
-        files = _files(array, stored, region)
-        sides = zip(region, array.chunks, array.shape, strict=True)
-        if not all(a % c == 0 and (b % c == 0 or b == n) for (a, b), c, n in sides):
-            _check_there(files)  # the rest of a chunk stays
-        stored.set_basic_selection(slices(region), rounded(block, array.dtype))
-        if durable:
-            for name in [*files, *{os.path.dirname(file) for file in files}, array.path]:
-                sync(name)
-
-
-def _files(array: Any, stored: Any, region: Region) -> list[str]:
-    """Those of the chunks that a region touches."""
-    ends = [
-        (a // c, -(-b // c) if b > a else 0) for (a, b), c in zip(region, array.chunks, strict=True)
-    ]
-    keys = map(stored.metadata.encode_chunk_key, product(*(range(*each) for each in ends)))
-    return [os.path.join(array.path, key) for key in keys]
-
-
-def _check_there(files: list[str]) -> None:
-    if gone := [file for file in files if not os.path.exists(file)]:
-        raise ConfigError(f"{gone[0]}, a chunk, is missing; write the array again")
+    with _opened(array.path, mode="r+", durable=durable) as stored:
+        stored.set_basic_selection(slices(region), np.ascontiguousarray(block, array.dtype))
 
 
 @contextmanager
-def _opened(path: str, fault: str = "is damaged", mode: str = "r") -> Iterator[Any]:
+def _opened(
+    path: str, fault: str = "is damaged", mode: str = "r", durable: bool = False
+) -> Iterator[Any]:
     """The zarr array, of which one chunk at a time is read or written; ConfigError for all that
     zarr raises inside, but for what the disk says."""
     with needed_for("a zarr array"):
         import zarr
+        from zarr.storage import LocalStore, WrapperStore
+
+    class Chunks(WrapperStore):  # type: ignore[misc]
+        async def get(self, key: str, *how: Any, **more: Any) -> Any:
+            found = await super().get(key, *how, **more)
+            if found is None and mode == "r" and "z" not in key:  # only names of headers have a z
+                raise ConfigError(f"{path}/{key}, a chunk, is missing; write the array again")
+            return found
+
+        async def set(self, key: str, *value: Any) -> None:
+            await super().set(key, *value)
+            file = os.path.join(path, key)
+            for name in (file, os.path.dirname(file), path) if durable else ():
+                sync(name)
+
     config = zarr.config.set({"array.write_empty_chunks": True, "async.concurrency": 1})
     try:
         with config:
-            yield zarr.open_array(path, mode=mode)
+            yield zarr.open_array(Chunks(LocalStore(path)), mode=mode)
     except Exception as error:
         if isinstance(error, ConfigError) or (isinstance(error, OSError) and error.errno):
             raise

@@ -82,7 +82,7 @@ def _run(
     cluster, patience = mesh.cluster, max(seconds, PATIENCE)
     run = f"tiledask-ranks-{uuid.uuid4().hex[:12]}"
     set_clocks(cluster, patience)
-    with on_disk(cluster.spool, 0):
+    with on_disk(cluster.spool):
         scratch = tempfile.TemporaryDirectory(dir=cluster.spool, ignore_cleanup_errors=True)
     with scratch as folder, opened(cluster, run, mesh.at, folder, patience) as where:
         left = end_of(seconds) - time.monotonic() - GRACE  # they say it before this call does

@@ -143,7 +143,7 @@ class TrainingConfig(RankConfig, TrainingTerms):
         if save_every is not None:
             save_every = whole_number("save_every", save_every, 1)
         path = os.path.abspath(folder)
-        with on_disk(path, 0, CheckpointError):
+        with on_disk(path, CheckpointError):
             os.makedirs(path, exist_ok=True)
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError("you may not")

@@ -195,7 +195,7 @@ def _pieces(trainer: Trainer, tensor: str, unit: str) -> dict[str, tuple[str, Te
 def _save_history(config: Any, rank: int, history: History) -> None:
     """Write a rank's history. No checkpoint is whole before all ranks have."""
     path, rows = Path(config.folder) / f".history-{rank}.npy", np.array(history)
-    with on_disk(path, rows.nbytes, CheckpointError):
+    with on_disk(path, CheckpointError):
         np.save(new := path.with_suffix(".new.npy"), rows)
         os.replace(new, path)
 

@@ -194,7 +194,7 @@ def plan_cuts(problem: Problem, cuts: Cuts, slots: int, memory_limit: int) -> St
         raise DoesNotFitError(
             f"tiles of {tm}x{tn} with panels of {cuts.panel} take {format_bytes(ledger.peak)} a "
             f"slot, allowed are {format_bytes(memory_limit)}; raise memory_limit, or cut smaller "
-            f"tiles, of a file with resume=False"
+            f"tiles, of a file with overwrite=True"
         )
     return StreamPlan(problem, cuts, tiles, ledger)
 
