@@ -192,11 +192,10 @@ def lenet_claims(
 
 def _rows(name: str, predicted: Need, done: Trained, error: float, dtype: str) -> list[td.Check]:
     """What a step moves and has on each device: in its program, and run."""
-    held, flops = [each["weights"] for each in done.held], done.flops
+    held = [each["weights"] for each in done.held]
     sent = [sum(r.sent for r in done.records.where(rank=i)) for i in range(len(held))]
     waits, sends = done.records.barriers.values(), done.records.where(kind="send")
     share = max(held) / (np.dtype(dtype).itemsize * PARAMETERS)
-    imbalance = max(flops) * len(flops) / sum(flops)
     most = max(predicted.parameters) / PARAMETERS
     counted: list[tuple[str, float, Any, str]] = [
         ("bytes, all devices", sum(predicted.sent), sum(sent), "bytes"),
@@ -204,7 +203,6 @@ def _rows(name: str, predicted: Need, done: Trained, error: float, dtype: str) -
         ("synchronisations", predicted.barriers, max(waits, default=0), "count"),
         ("transfers", predicted.transfers, len(sends), "count"),
         ("most weights on a device", most, share, "percent"),
-        ("busiest over mean FLOP", predicted.imbalance, imbalance, ""),
     ]
     rows = [
         td.Check(f"{name}: {what}", claimed, None, run, unit, "equal")

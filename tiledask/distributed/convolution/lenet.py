@@ -16,9 +16,9 @@ It is a model of a training as a GPT is, whose units are the layers. A step's pr
 plan/program/making/lenet.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,19 +26,17 @@ from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.training.config import RankConfig, recipe_for
 from tiledask.distributed.training.run import Trained, run_training
-from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.intervals import split as cut
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.program.making import lenet as making
 from tiledask.plan.program.making.zero import DATA
-from tiledask.plan.program.ops import Op
 from tiledask.plan.whole import whole_number
 from tiledask.tile import layers as L
 from tiledask.tile.datasets import Images
 from tiledask.tile.optimizers import Adam, Rule
 
-__all__ = ["LeNet", "LeNetConfig", "LeNetTrainer", "train_lenet"]
+__all__ = ["LeNet", "LeNetConfig", "train_lenet"]
 
 
 @dataclass(frozen=True)
@@ -62,26 +60,6 @@ class LeNet:
         return self.split.tilings(unit)
 
 
-class LeNetTrainer(Trainer):
-    """One rank's part of LeNet; FLOP are counted from the arrays that are multiplied."""
-
-    def _bind(self, op: Op, block: str, options: dict[str, Any]) -> Callable[..., Any]:
-        kernel = super()._bind(op, block, options)
-
-        def counted(*arrays: Any) -> Any:
-            made = kernel(*arrays)
-            # 2 for each weight that goes into each number of y, or of dy
-            y, w = made, arrays[1]
-            if op.name.endswith("_grad_weight"):
-                y, w = arrays[0], made[0]
-            elif op.name.endswith("_grad_input"):
-                y, w = arrays[0], arrays[-1]
-            self.flops += 2 * y.size * w.size // max(1, y.shape[1])  # of its outputs
-            return made
-
-        return counted if op["product"] else kernel
-
-
 @dataclass(frozen=True, kw_only=True)
 class LeNetConfig(RankConfig):
     """Of a LeNet."""
@@ -89,7 +67,6 @@ class LeNetConfig(RankConfig):
     batch: int
     axes: ClassVar[tuple[int, int, int]] = (DATA, making.PARTS, making.STAGES)
     loss_slices: ClassVar[slice] = slice(None)
-    trainer: ClassVar[type[Trainer]] = LeNetTrainer
 
     def units(self, stage: int) -> tuple[str, ...]:
         """The layers of a stage."""

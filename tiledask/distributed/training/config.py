@@ -15,7 +15,6 @@ import numpy as np
 from tiledask.distributed.checkpoints import steps_in
 from tiledask.distributed.out_of_core.disk import on_disk
 from tiledask.distributed.training.gpt import GPT
-from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import CheckpointError, ConfigError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
@@ -70,7 +69,6 @@ class RankConfig:
     """Of the mesh, for data, tensor and pipeline parallelism."""
     loss_slices: ClassVar[slice] = slice(1)
     """Of the tensor-parallel ranks, those whose losses are added up: here all have the same."""
-    trainer: ClassVar[type[Trainer]] = Trainer
 
     def is_saved(self, done: int) -> bool:
         """Whether there is a checkpoint after so many steps, and more to do."""

@@ -54,7 +54,6 @@ class TrainedRank(NamedTuple):
     checksums: tuple[int, ...]
     """Of the weights, where there are copies to compare; else none."""
     held: dict[str, int]
-    flops: int
 
 
 def train_rank(
@@ -63,7 +62,7 @@ def train_rank(
     """What a rank does with the ``program`` of a RankConfig, step after step, and at the ``end``;
     steps are reported to ``say``."""
     copies = rank.group(0)
-    trainer = config.trainer(rank, config, program, end)
+    trainer = Trainer(rank, config, program, end)
     if config.done:
         _load(trainer, config)
     history = _load_history(config, rank.index) if config.done > config.first else []
@@ -91,7 +90,6 @@ def train_rank(
         None if copies.rank else weights,
         tuple(crc_of(w.local) for w in weights.values()) if copies.size > 1 else (),
         {tensor: sum(x.nbytes for x in of.values()) for tensor, of in trainer.arrays.items()},
-        trainer.flops,
     )
 
 

@@ -76,8 +76,6 @@ class Trained:
     """What moved from rank to rank in all of it."""
     resumed: tuple[int, ...]
     """The step from which it went on, each time that a worker had been lost."""
-    flops: list[int]
-    """FLOP of each rank's products in a step, where they are counted: of a LeNet."""
 
     @property
     def recorded(self) -> range:
@@ -360,5 +358,4 @@ def _collected(
         scales,
         done.traffic,
         resumed,
-        [part.flops for part in each],
     )

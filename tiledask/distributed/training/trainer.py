@@ -100,8 +100,6 @@ class Trainer:
         self.pool = Pool(backend=rank.backend) if pool is None else pool
         self.scale = job.scale
         """The LossScale of the next step, if there is one."""
-        self.flops = 0
-        """Of the last step's products, where they are counted."""
         self.norm = math.nan
         """Of the loss's own gradients in the last step, before they are clipped."""
         degrees, here = program.shape, program.coordinates[rank.index]
@@ -170,7 +168,7 @@ class Trainer:
     def step(self, batch: Batch) -> float:
         """The loss of this rank's rows: the sum of their tokens' over all tokens of all ranks; 0
         on ranks without the last stage. The weights are those after the step."""
-        self.batch, self._drawn, self.flops = batch, (-1, None), 0
+        self.batch, self._drawn = batch, (-1, None)
         self._runner.run()
         return float(self.numbers["loss"])
 
