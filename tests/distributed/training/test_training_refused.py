@@ -65,7 +65,6 @@ REFUSED = [
     ({"dtype": "float16", "recipe": "mixed-adam-16", "rule": MOMENTUM}, "SGD uses"),
     ({"dtype": "float16", "recipe": "mixed-adam-20"}, "fp32 gradients"),
     ({"save_every": 5}, "folder="),
-    ({"progress": "bar"}, "progress"),
     # all rows for each copy: a loss twice as large, without a word
     ({"shape": (2, 1, 1), "data": Wrong(lambda *asked: TEXT.batch(*asked[:-1]))}, "rows"),
     ({"data": Wrong(cut_short)}, "rows"),

@@ -1,11 +1,11 @@
 """Watching a training: what its ranks report, its bar, what it came to."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
-from tiledask.distributed.training import GPT, progress, train
+import tiledask as td
+from tiledask.distributed.training import GPT, train
 from tiledask.distributed.training.run import configured, run_training
 from tiledask.plan.program.making.training import end_program, step_program
 from tiledask.tile.datasets import load_text
@@ -37,17 +37,14 @@ def test_every_step_is_reported_with_what_the_records_say_of_it(shape, options):
         assert max(ends) > 0
 
 
-def test_a_bar_says_how_far_it_is(monkeypatch):
-    config = replace(configured(MODEL, (2, 1, 1), batch=BATCH), steps=10, first=5)
-    looks = []
-    monkeypatch.setattr(progress, "showing", lambda what, look: looks.append(look) or nullcontext())
-    with progress.watched(True, config, None) as say:
-        assert looks[0]() == (5, 10, "steps")
-        for rank in range(2):
-            rows = [(rank, "step", n, 1.0, 0, 0, 0, n) for n in (5, 6, 7)]
-            say({"spans": rows[: 2 + rank]})
-        assert looks[0]() == (7, 10, "steps")
-    assert looks[0]() == (10, 10, "steps")
+@pytest.mark.cluster
+def test_whoever_watches_hears_how_far_it_is(cluster):
+    told = []
+    mesh, say = td.Mesh(cluster, (2, 1, 1)), lambda *done: told.append(done)
+    train(MODEL, TEXT, mesh, steps=STEPS, batch=BATCH, progress=say)
+    assert {of for _, of in told} == {2 * STEPS}
+    assert told == sorted(told)
+    assert told[-1][0] == 2 * STEPS
 
 
 def test_the_result_says_what_it_is():

@@ -114,7 +114,7 @@ def watching(
                 if tell:
                     tell(sum(done), in_all)
 
-    bar = nullcontext() if tell else showing(what, lambda: (sum(done), in_all, "panels"))
+    bar = nullcontext() if tell else showing(what, lambda: (sum(done), in_all, ""))
     with bar, subscribed(cluster, RUNS, on_event):
         yield
         done[:] = panels  # ranks do not report their last panels

@@ -10,19 +10,15 @@ however short its steps are.
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
-from math import prod
-from queue import SimpleQueue
 from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.progress import announced, ended, report, subscribed
+from tiledask.distributed.cluster.progress import RUNS, Progress, announced, ended, report, watching
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.config import TrainingConfig
-from tiledask.errors import ConfigError
-from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["Report", "step_reporter", "watched"]
 
@@ -46,7 +42,8 @@ def step_reporter(rank: Rank, say: Report) -> Callable[[int, float, bool], None]
         part = 0.0 if rank.coordinates[1] else loss
         rows.append((rank.index, "step", number, part, *moved, barriers, now))
         if at_once or now - last >= EVERY:
-            say({"spans": rows.copy(), "counted": [(rank.index, {"begin": begin})]})
+            counted = rank.index, {"begin": begin, "done": number + 1}
+            say({"spans": rows.copy(), "counted": [counted]})
             rows.clear()
             last = now
 
@@ -55,39 +52,21 @@ def step_reporter(rank: Rank, say: Report) -> Callable[[int, float, bool], None]
 
 @contextmanager
 def watched(
-    progress: bool | None, config: TrainingConfig, mesh: Mesh | None
+    progress: Progress, config: TrainingConfig, mesh: Mesh | None
 ) -> Iterator[Report | None]:
-    """What the ranks of a training report to while the block runs; None if nobody looks on.
-
-    ``progress`` as of `tiledask.train`.
-    """
-    if not isinstance(progress, bool | None):
-        raise ConfigError(f"progress is None, True or False, got {progress!r}")
-    wanted = is_watched() if progress is None else progress
-    done, reports = [config.first] * prod(config.shape), SimpleQueue[dict[str, Any]]()
-    say: Report | None = reports.put if wanted else None
-
-    def look() -> tuple[int, int | None, str]:
-        """The steps that all ranks have done, for the bar."""
-        while not reports.empty():
-            for rank, _, number, *_ in reports.get()["spans"]:
-                done[rank] = max(done[rank], number + 1)
-        return min(done), config.steps, "steps"
-
-    with ExitStack() as stack:
-        if mesh is not None:
-            cluster, run = mesh.cluster, f"tiledask-training-{uuid.uuid4().hex[:12]}"
-            cluster.check_alive()
-            on_page = stack.enter_context(announced(cluster, run, **_about(config)))
-            if wanted:
-                stack.enter_context(subscribed(cluster, run, reports.put))
-            say = partial(report, run) if on_page or wanted else None
-        if wanted:
-            stack.enter_context(showing("training", look))
-        yield say
-        done[:] = [config.steps] * len(done)  # the last reports may be under way
-        if mesh is not None:
-            ended(cluster, run)
+    """What the ranks of a training on a mesh report to while the block runs; on threads None."""
+    if mesh is None:
+        yield None
+        return
+    cluster, run = mesh.cluster, f"tiledask-training-{uuid.uuid4().hex[:12]}"
+    cluster.check_alive()
+    steps = [config.steps] * mesh.ranks
+    with (
+        announced(cluster, run, **_about(config)),
+        watching(progress, run, steps, "training", cluster),
+    ):
+        yield partial(report, run, topic=RUNS)
+    ended(cluster, run)
 
 
 def _about(config: TrainingConfig) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.checkpoints import steps_in
+from tiledask.distributed.cluster.progress import Progress
 from tiledask.distributed.cluster.room import MARGIN, SLACK, check_room
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.ranks.rank_function import Ranks
@@ -151,7 +152,7 @@ def train(
     seed: int = 0,
     folder: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
-    progress: bool | None = None,
+    progress: Progress = None,
     timeout: float = 300.0,
 ) -> Trained:
     """Losses, weights and records of a GPT that was trained on the ranks of a (dp, tp, pp) mesh.
@@ -200,7 +201,8 @@ def train(
         worker was lost, and the same call when everything was.
         `tiledask.formulas.checkpoint_interval` says how often is best.
     progress
-        None shows a bar on a terminal, True does anywhere, False never.
+        Of the workers of a mesh: None shows a bar on a terminal, True does anywhere, False never.
+        A function is called with (steps done, steps in all, of all ranks), from another thread.
 
     When a worker dies and its slot has another, all ranks go on from the newest checkpoint, or from
     the beginning; ``resumed`` says from where, and losses and weights are the same to the bit.
