@@ -116,12 +116,12 @@ def embedding(y):
     return row_linear(y, "embedding")
 
 
-def cross_entropy(x, smoothing=0.0):
-    """Of logits cut along their classes: the maximum and two sums of each token, three if smoothed.
+def cross_entropy(x):
+    """Of logits cut along their classes: the maximum and two sums of each token.
 
     3 b s elements in 2 barriers (Megatron has 3), where gathering the logits would move b s V.
     """
-    each = {"maximum": 1, "sums": 3 if smoothing else 2}
+    each = {"maximum": 1, "sums": 2}
     counts = {what: even(n * x.batch * x.tokens, x.ranks) for what, n in each.items()}
     return x.calls((f"cross_entropy/{what}/forward", "all_reduce", n) for what, n in counts.items())
 

@@ -328,26 +328,17 @@ class TensorLayers:
         return [(x, dy)]
 
     @layer
-    def loss(
-        self,
-        logits: Value,
-        targets: Value,
-        counts: tuple[int, ...],
-        count: float,
-        smoothing: float = 0.0,
-        ignore: int = -100,
-    ) -> Written:
+    def loss(self, logits: Value, targets: Value, counts: tuple[int, ...], count: float) -> Written:
         """The sum of the tokens' cross-entropies over ``count``. ``counts``: classes by rank."""
         tape, tokens, wide = self.tape, targets.shape, self.tape.accum_itemsize
-        args: dict[str, Any] = {"classes": ("part", self.axis, counts)}
-        args |= {"smoothing": smoothing or None, "ignore": None if ignore == -100 else ignore}
+        part = ("part", self.axis, counts)
         maximum = tape.make("largest_logit", (logits,), "maximum", tokens, wide)
         maximum = self.summed(maximum, "cross_entropy/maximum/forward", op="max")
-        shape = 3 if smoothing else 2, *tokens
-        sums = tape.make("loss_sums", (logits, targets, maximum), "sums", shape, wide, **args)
+        reads = [logits, targets, maximum]
+        sums = tape.make("loss_sums", reads, "sums", (2, *tokens), wide, classes=part)
         sums = self.summed(sums, "cross_entropy/sums/forward")
-        args |= {"count": count}
-        loss = tape.make("loss", (sums, targets), "loss", (), wide, **args)
+        loss = tape.make("loss", (sums, targets), "loss", (), wide, count=count)
         dloss = yield loss
-        reads = [logits, targets, maximum, sums] + [dloss] * (dloss is not loss)
+        reads += [sums] + [dloss] * (dloss is not loss)
+        args = {"classes": part, "count": count}
         return [(logits, tape.make("logits_grad", reads, "dx", logits.shape, **args))]
