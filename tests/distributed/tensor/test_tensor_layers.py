@@ -70,7 +70,7 @@ def decoder_block(gated, fused):
     how = {"fused": fused, "gated": gated, "norm_bias": not gated, "bias": True}
 
     def over(group, x, w, regather=False):
-        return T.decoder_block(group, x, w, T.DecoderBlock(heads, gated, regather))
+        return T.decoder_block(group, x, w, heads, gated, regather)
 
     return Layer(
         made,

@@ -33,7 +33,6 @@ are summed up:
 (Shoeybi et al., arXiv:1909.08053, section 3; tile/layers/cross_entropy.py has the formulas.)
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import log
 from typing import Any
@@ -48,7 +47,7 @@ from tiledask.plan.products.placement import Partial, Replicate, Shard
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.cross_entropy import check_count
 
-__all__ = ["DecoderBlock", "column_linear", "column_linear_grad", "cross_entropy"]
+__all__ = ["column_linear", "column_linear_grad", "cross_entropy"]
 __all__ += ["cross_entropy_grad", "decoder_block", "decoder_block_grad", "embedding"]
 __all__ += ["embedding_grad", "g", "mlp", "mlp_grad", "row_linear", "row_linear_grad"]
 __all__ += ["self_attention", "self_attention_grad", "swiglu_mlp", "swiglu_mlp_grad"]
@@ -181,26 +180,21 @@ def self_attention(
     return _of_layout(group, "self_attention", x, weights, heads, angles=None)
 
 
-@dataclass(frozen=True)
-class DecoderBlock:
-    """What a decoder block is, besides its weights: LayerNorm and GELU, or RMSNorm and SwiGLU."""
-
-    heads: tile.Heads
-    gated: bool = True
-    """RMSNorm and SwiGLU."""
-    regather: bool = False
-    """With sharded tokens, keep only this rank's, and gather them again in the backward."""
-
-
 def decoder_block(
     group: Group,
     x: Placed,
     weights: Weights,
-    block: DecoderBlock,
+    heads: tile.Heads,
+    gated: bool = True,
+    regather: bool = False,
 ) -> tuple[Placed, KeptLayer]:
-    """(y [b, s, h], kept); y is placed as x is. Weights as `block_layout` places them."""
-    of = block.heads, block.regather
-    return _of_layout(group, "decoder_block", x, weights, *of, gated=block.gated, angles=None)
+    """(y [b, s, h], kept); y is placed as x is. Weights as `block_layout` places them.
+
+    ``gated``: RMSNorm and SwiGLU, else LayerNorm and GELU. ``regather``: of sharded tokens keep
+    only this rank's, and gather them again in the backward.
+    """
+    of = heads, regather
+    return _of_layout(group, "decoder_block", x, weights, *of, gated=gated, angles=None)
 
 
 mlp_grad = swiglu_mlp_grad = self_attention_grad = decoder_block_grad = backward

@@ -242,13 +242,10 @@ def train(
         return run_training(config, program, end, mesh, timeout, say)
 
 
-def training_program(
-    model: GPT, ranks: Sequence[int], *, checkpoint: bool = False, **options: Any
-) -> Program:
+def training_program(model: GPT, ranks: Sequence[int], **options: Any) -> Program:
     """What every rank of a (dp, tp, pp) mesh would do in a step of `tiledask.train`; nothing is
     computed, so a thousand ranks take a tenth of a second.
 
-    ``checkpoint``: what it would do after the last step instead, if it had a ``folder``.
     ``options``: those of `tiledask.train` from ``batch`` to ``recompute``, with their errors.
     The program says its bytes (``traffic``), what each rank holds (``memory``), when everything
     happens (``timeline``), and whether it is right (``check``).
@@ -261,8 +258,6 @@ def training_program(
     begin.0 1F.0 1B.0 1F.1 1B.1 update.0
     """
     config = configured(model, ranks, **options)
-    if checkpoint:
-        return end_program(config, config.shape, saved=True)
     return step_program(config, config.shape)
 
 
