@@ -79,8 +79,6 @@ def training(given: dict[str, Any]) -> Any:
         more = {"steps": given["steps"] + 1, "sequence_parallel": False}
         other = trained(given["resumed"], **kept | more)
     found = losses_of(done, prod(ranks), precise)
-    # ranks tell each other the checksums of what they wrote, and the numbers of their digits differ
-    found[MACHINE] = [found[MACHINE], found.pop("calls")]
     same = all((w == done.weights[n]).all() for n, w in straight.weights.items())
     return found | {"first": done.config.first, "same bits": same, "elsewhere": other.losses}
 

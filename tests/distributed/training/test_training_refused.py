@@ -158,7 +158,7 @@ def test_another_training_is_refused(two_steps, options, words):
 
 
 def flip(step):
-    path = step / "rank-0.bin"
+    path = step / "rank-0.zip"
     raw = bytearray(path.read_bytes())
     raw[-5] ^= 1
     path.write_bytes(raw)
@@ -180,8 +180,8 @@ def without_an_array(step):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (flip, "checksum"),
-        (lambda step: (step / "index.json").unlink(), "cannot be read"),
+        (flip, "is damaged"),
+        (lambda step: (step / "index.zip").unlink(), "cannot be read"),
         (without_an_array, "has no array 'variance of layer 1.mlp.w_1'"),
         (lambda step: written(step, {"w": np.zeros(1)}), "was not written by a training"),
     ],

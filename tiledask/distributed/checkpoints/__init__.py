@@ -4,8 +4,8 @@ write.py     save_checkpoint: all ranks write at once; whole or not there at all
 index.py     open_checkpoint: the newest whole one; each rank reads its pieces, and checks them
 
     step-00000040/               made under another name and renamed when all is on the disk
-      index.json                 shapes, types, boxes, checksums, and what the caller adds
-      rank-0.bin ...             the numbers of the boxes that a rank wrote, one after the other
+      index.zip                  shapes, types, boxes, and what the caller adds
+      rank-0.zip ...             the numbers of each box that a rank wrote, with a checksum
 """
 
 from tiledask.distributed.checkpoints.index import (

@@ -3,7 +3,7 @@
     rank 0    says ---.  writes its boxes ---.  index, to the disk, rename ---.
     rank 1    says ---+  writes its boxes ---+                                +--- done
     rank 2    says ---'  writes its boxes ---'                                '
-              what it holds                  checksums
+              what it holds
 
 What several ranks hold is written by one of them: of those that hold the same box, by the one
 that has least to write so far. Until the rename the folder has a name that nobody opens.
@@ -12,16 +12,16 @@ that has least to write so far. Until the rename the folder has a name that nobo
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 
 from tiledask.distributed.checkpoints import index
-from tiledask.distributed.checkpoints.index import Stored, crc_of, folder_of, whole
+from tiledask.distributed.checkpoints.index import folder_of, whole
 from tiledask.distributed.out_of_core.disk import on_disk, sync
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
@@ -74,8 +74,7 @@ def save_checkpoint(
     partial = final.with_name(f"{final.name}.unfinished")
     with rank.label("checkpoint"):
         everyone = rank.group()
-        held: list[Held] = _gathered(everyone, _held(arrays, pieces))
-        writers = _writers(held)
+        known, writers = _writers(_gathered(everyone, _held(arrays, pieces)))
         if rank.index == 0:
             if final.exists():
                 raise CheckpointError(
@@ -91,22 +90,20 @@ def save_checkpoint(
             for box, view in pieces[name].views(local)
             if writers[name, box] == rank.index
         ]
-        written = _gathered(everyone, _write_boxes(partial, rank.index, mine))
+        _write_boxes(partial / f"rank-{rank.index}.zip", mine)
+        everyone.barrier()
         if rank.index == 0:
-            facts = {name: each[:2] for of_rank in held for name, each in of_rank.items()}
-            stored = {
-                name: Stored(*facts[name], tuple(x for of in written for x in of.get(name, ())))
-                for name in sorted(facts)
-            }
+            stored: dict[str, list[Any]] = {name: [*each, []] for name, each in known.items()}
+            for (name, box), writer in writers.items():
+                stored[name][-1].append((writer, box))
             body = {"format": index.FORMAT, "step": step, "about": about or {}, "arrays": stored}
-            text = json.dumps(body)
             with on_disk(final, CheckpointError):
-                file = partial / index.FILE
-                file.write_text(json.dumps({"crc32": zlib.crc32(text.encode()), "index": text}))
-                sync(str(file))
-                sync(str(partial))
+                with ZipFile(partial / index.FILE, "w") as file:
+                    file.writestr(index.BODY, json.dumps(body))
+                sync(partial / index.FILE)
+                sync(partial)
                 os.rename(partial, final)
-                sync(str(final.parent))
+                sync(final.parent)
         everyone.barrier()
     return final
 
@@ -124,7 +121,7 @@ def _held(arrays: Mapping[str, Any], pieces: Mapping[str, TensorSlice]) -> Held:
     }
 
 
-def _gathered(everyone: Group, mine: dict[str, Any]) -> list[Any]:
+def _gathered(everyone: Group, mine: Held) -> list[Held]:
     """What every rank brings, by rank, gathered as text: equal values are equally many bytes."""
     text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
     ends = np.cumsum([0, *everyone.all_gather(np.array([text.size]))])
@@ -137,8 +134,9 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _writers(held: list[Held]) -> dict[tuple[str, Region], int]:
-    """The rank that writes each box: of those that hold it the one with least to write so far."""
+def _writers(held: list[Held]) -> tuple[dict[str, Any], dict[tuple[str, Region], int]]:
+    """(shape and type by name, the rank that writes each box: of those that hold it the one with
+    least to write so far)."""
     holders = dict[tuple[str, Region], list[int]]()
     known: dict[str, tuple[tuple[int, ...], str]] = {}
     for rank, each in enumerate(held):
@@ -156,21 +154,17 @@ def _writers(held: list[Held]) -> dict[tuple[str, Region], int]:
     for each_box, ranks in sorted(holders.items(), key=lambda item: -region_size(item[0][1])):
         writers[each_box] = writer = min(ranks, key=lambda rank: (load[rank], rank))
         load[writer] += region_size(each_box[1])
-    return writers
+    return known, writers
 
 
-def _write_boxes(
-    folder: Path, rank: int, mine: list[tuple[str, Region, Any]]
-) -> dict[str, list[tuple[Any, ...]]]:
-    """Where each box of ``mine`` is, by array, once the rank's file is on the disk."""
-    path, written, offset = folder / f"rank-{rank}.bin", dict[str, list[tuple[Any, ...]]](), 0
-    with on_disk(path, CheckpointError), open(path, "wb") as file:
-        for name, box, view in mine:
-            host = to_numpy(view)
-            # the index names types without their byte order
-            host = np.ascontiguousarray(host, host.dtype.newbyteorder("="))
-            written.setdefault(name, []).append((rank, box, offset, crc_of(host)))
-            offset += file.write(host.reshape(-1).view(np.uint8).data)
-        file.flush()
-        os.fsync(file.fileno())
-    return written
+def _write_boxes(path: Path, mine: list[tuple[str, Region, Any]]) -> None:
+    """None, once each box of ``mine`` is on the disk, in the file at ``path``."""
+    with on_disk(path, CheckpointError), open(path, "wb") as raw:
+        with ZipFile(raw, "w") as file:
+            for name, box, view in mine:
+                host = to_numpy(view)
+                # the index names types without their byte order
+                host = np.ascontiguousarray(host, host.dtype.newbyteorder("="))
+                file.writestr(f"{name} {box}", host.reshape(-1).view(np.uint8).data)
+        raw.flush()
+        os.fsync(raw.fileno())

@@ -12,6 +12,7 @@ SGD's, and eight heads' weights four heads', and the numbers would be wrong with
 """
 
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -29,7 +30,6 @@ from tiledask.distributed.checkpoints import (
     save_checkpoint,
     steps_in,
 )
-from tiledask.distributed.checkpoints.index import crc_of
 from tiledask.distributed.out_of_core.disk import on_disk
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.progress import Report, step_reporter
@@ -88,7 +88,7 @@ def train_rank(
     return TrainedRank(
         history,
         None if copies.rank else weights,
-        tuple(crc_of(w.local) for w in weights.values()) if copies.size > 1 else (),
+        tuple(zlib.crc32(w.local.tobytes()) for w in weights.values()) if copies.size > 1 else (),
         {tensor: sum(x.nbytes for x in of.values()) for tensor, of in trainer.arrays.items()},
     )
 
