@@ -141,7 +141,7 @@ def test_any_training_in_any_layouts_is_one_devices(
         assert got.skipped == [step for step in overflows if first <= step < steps]
         assert_single(got, BATCH, RULES[rule], overflows=overflows, **options)
         assert_gathered(got)
-        loss = open_checkpoint(tmp_path).about["loss"]
+        loss = open_checkpoint(tmp_path).about()["loss"]
         assert loss == pytest.approx(got.losses[-1], rel=1e-12)
         first = steps
 

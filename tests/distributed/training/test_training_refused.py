@@ -174,7 +174,7 @@ def without_an_array(step):
     saved = open_checkpoint(step.parent, 2)
     arrays = saved.read()
     del arrays["variance of layer 1.mlp.w_1"]
-    written(step, arrays, saved.about)
+    written(step, arrays, saved.about())
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ write.py     save_checkpoint: all ranks write at once; whole or not there at all
 index.py     open_checkpoint: the newest whole one; each rank reads its pieces, and checks them
 
     step-00000040/               made under another name and renamed when all is on the disk
-      index.zip                  shapes, types, boxes, and what the caller adds
-      rank-0.zip ...             the numbers of each box that a rank wrote, with a checksum
+      index.zip                  shapes, types and boxes
+      rank-0.zip ...             the numbers of each box that a rank wrote, and what it adds
 """
 
 from tiledask.distributed.checkpoints.index import (

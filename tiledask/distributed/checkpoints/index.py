@@ -32,12 +32,12 @@ from tiledask.plan.products.regions import (
 from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import as_dtype
 
-__all__ = ["BODY", "FILE", "FORMAT", "Checkpoint", "Stored", "StoredBox", "check_cover"]
+__all__ = ["ABOUT", "BODY", "FILE", "Checkpoint", "Stored", "StoredBox", "check_cover"]
 __all__ += ["folder_of", "open_checkpoint", "steps_in", "whole"]
 
-FILE, BODY = "index.zip", "index.json"
-"""The index, and its name in there: of all that is in a zip file there is a checksum."""
-FORMAT = 5
+FILE, BODY, ABOUT = "index.zip", "index.json", "about.json"
+"""The file of the index, its name in there, and that of what a rank saves along in its own file: of
+all that is in a zip file there is a checksum."""
 
 
 class StoredBox(NamedTuple):
@@ -65,8 +65,6 @@ class Checkpoint:
     step: int
     arrays: dict[str, Stored]
     """Shapes and types by name."""
-    about: dict[str, Any]
-    """What was saved along."""
 
     def read(self, pieces: Mapping[str, TensorSlice] | None = None) -> dict[str, np.ndarray]:
         """New arrays in host memory by name, in the shapes of these pieces; all, if left out.
@@ -95,20 +93,25 @@ class Checkpoint:
                 if (both := overlap(part.box, box)) is None:
                     continue
                 if part not in read:
-                    read[part] = self._part(name, part, local.dtype)
+                    numbers = np.frombuffer(self._of(part.rank, f"{name} {part.box}"), local.dtype)
+                    read[part] = numbers.reshape(extents_of(part.box))
                 view[within(both, box)] = read[part][within(both, part.box)]
                 if both == box:  # several may hold it: one is enough
                     break
         return local
 
-    def _part(self, name: str, part: StoredBox, dtype: np.dtype) -> np.ndarray:
-        """The numbers of ``part``, which have their checksum."""
-        path = self.path / f"rank-{part.rank:d}.zip"  # a number, so that it is nowhere else
+    def about(self, rank: int = 0) -> dict[str, Any]:
+        """What a rank saved along."""
+        with _readable(self.path):
+            return dict(json.loads(self._of(rank, ABOUT)))
+
+    def _of(self, rank: int, name: str) -> bytes:
+        """What a rank wrote under this name, which has its checksum."""
+        path = self.path / f"rank-{rank:d}.zip"  # a number, so that it is nowhere else
         if path.is_symlink():
             raise ValueError(f"{path.name} is a link")
         with ZipFile(path) as file:
-            numbers = np.frombuffer(file.read(f"{name} {part.box}"), dtype)
-        return numbers.reshape(extents_of(part.box))
+            return file.read(name)
 
     def __repr__(self) -> str:
         return f"Checkpoint(step {self.step}, {len(self.arrays)} arrays, {str(self.path)!r})"
@@ -160,17 +163,14 @@ def open_checkpoint(folder: str | os.PathLike[str], step: int | None = None) -> 
     with _readable(path):
         with ZipFile(path) as file:
             body = json.loads(file.read(BODY))
-        if (body["format"], body["step"]) != (FORMAT, step):
-            raise ValueError(
-                f"it has format {body['format']} and step {body['step']}, this version reads "
-                f"format {FORMAT} of step {step}"
-            )
+        if body["step"] != step:
+            raise ValueError(f"it is of step {body['step']}")
         arrays = {}
         for name, (shape, dtype, parts) in body["arrays"].items():
             boxes = [StoredBox(rank, tuple(map(tuple, box))) for rank, box in parts]
             arrays[name] = Stored(tuple(shape), dtype, tuple(boxes))
             check_cover(name, arrays[name].shape, [part.box for part in arrays[name].parts])
-        return Checkpoint(path.parent, step, arrays, dict(body["about"]))
+        return Checkpoint(path.parent, step, arrays)
 
 
 def whole(shape: tuple[int, ...]) -> TensorSlice:

@@ -52,8 +52,7 @@ def save_checkpoint(
     pieces
         Which part of the array of this name that is; whole arrays if left out.
     about
-        What goes along: the loss scale, the seed of the data, the loss. JSON holds it; of several
-        ranks' that of rank 0 counts.
+        What goes along of this rank: the loss scale, the seed of the data, the loss. JSON holds it.
 
     All ranks raise CheckpointError if the step is there already, if two ranks disagree about an
     array's shape or type, or if they do not hold all of it together.
@@ -90,13 +89,13 @@ def save_checkpoint(
             for box, view in pieces[name].views(local)
             if writers[name, box] == rank.index
         ]
-        _write_boxes(partial / f"rank-{rank.index}.zip", mine)
+        _write_boxes(partial / f"rank-{rank.index}.zip", mine, json.dumps(about or {}))
         everyone.barrier()
         if rank.index == 0:
             stored: dict[str, list[Any]] = {name: [*each, []] for name, each in known.items()}
             for (name, box), writer in writers.items():
                 stored[name][-1].append((writer, box))
-            body = {"format": index.FORMAT, "step": step, "about": about or {}, "arrays": stored}
+            body = {"step": step, "arrays": stored}
             with on_disk(final, CheckpointError):
                 with ZipFile(partial / index.FILE, "w") as file:
                     file.writestr(index.BODY, json.dumps(body))
@@ -157,10 +156,11 @@ def _writers(held: list[Held]) -> tuple[dict[str, Any], dict[tuple[str, Region],
     return known, writers
 
 
-def _write_boxes(path: Path, mine: list[tuple[str, Region, Any]]) -> None:
+def _write_boxes(path: Path, mine: list[tuple[str, Region, Any]], about: str) -> None:
     """None, once each box of ``mine`` is on the disk, in the file at ``path``."""
     with on_disk(path, CheckpointError), open(path, "wb") as raw:
         with ZipFile(raw, "w") as file:
+            file.writestr(index.ABOUT, about)
             for name, box, view in mine:
                 host = to_numpy(view)
                 # the index names types without their byte order

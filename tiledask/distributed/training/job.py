@@ -1,8 +1,7 @@
 """One rank's way through its steps, written down, and taken up again under any (dp, tp, pp), ZeRO.
 
-    step-00000040/     the checkpoint: whole weights, and whole optimizer states
-    .history-3.npy     losses, scales and norms that rank 3 had when it began to save, for the same
-                       call to go on when a worker was lost; its client removes it
+    step-00000040/     the checkpoint: whole weights, and whole optimizer states; of each rank its
+                       losses, scales and norms, for the same call to go on when a worker was lost
 
 Arrays have names ("layer 0.mlp.w_1", "momentum of layer 0.mlp.w_1"). Each tensor rank writes its
 block; what ZeRO has sharded is gathered before, so that nobody reads a layout out of it.
@@ -11,12 +10,10 @@ What is not layout is written down too, and must be the same: a table of Adam's 
 SGD's, and eight heads' weights four heads', and the numbers would be wrong without a word.
 """
 
-import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +27,6 @@ from tiledask.distributed.checkpoints import (
     save_checkpoint,
     steps_in,
 )
-from tiledask.distributed.out_of_core.disk import on_disk
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.progress import Report, step_reporter
 from tiledask.distributed.training.trainer import Trainer
@@ -63,13 +59,11 @@ def train_rank(
     steps are reported to ``say``."""
     copies = rank.group(0)
     trainer = Trainer(rank, config, program, end)
-    if config.done:
-        _load(trainer, config)
-    history = _load_history(config, rank.index) if config.done > config.first else []
+    history = _load(trainer, config) if config.done else []
     report = step_reporter(rank, say) if say else None
 
     def save(step: int) -> dict[str, T.Placed]:
-        weights: dict[str, T.Placed] = trainer.end(partial(_save, trainer, config, step))
+        weights: dict[str, T.Placed] = trainer.end(partial(_save, trainer, config, history, step))
         return weights
 
     for number in range(config.done, config.steps):
@@ -81,7 +75,6 @@ def train_rank(
         if report:
             report(number, loss, saves or number + 1 == config.steps)
         if saves:
-            _save_history(config, rank.index, history)
             save(number + 1)
     ended = save(config.steps).items()
     weights = {name: T.Placed(to_numpy(w.local), w.tiling) for name, w in ended}
@@ -99,6 +92,7 @@ def train_rank(
 def _save(
     trainer: Trainer,
     config: Any,
+    history: History,
     step: int,
     loss: float,
     whole: Mapping[tuple[str, str], Mapping[str, Any]],
@@ -114,12 +108,14 @@ def _save(
         "updates": int(trainer.numbers["updates"]),
         "scale": asdict(trainer.scale) if trainer.scale else None,
         "training": _identity(config),
+        "history": history,
     }
     save_checkpoint(trainer.rank, config.folder, step, arrays, pieces, about)
 
 
-def _load(trainer: Trainer, config: Any) -> None:
-    """Take weights and states from the checkpoint that a TrainingConfig goes on from.
+def _load(trainer: Trainer, config: Any) -> History:
+    """Take weights and states from the checkpoint that a TrainingConfig goes on from; the history
+    of this rank, if it is one of this call.
 
     Raises CheckpointError if that is damaged, or of another training.
     """
@@ -134,6 +130,7 @@ def _load(trainer: Trainer, config: Any) -> None:
                 flat = trainer.rank.on_device(np.concatenate([read[n].reshape(-1) for n in named]))
                 here = trainer.parts[unit] if trainer.sharded[tensor] else ...
                 trainer.arrays[tensor][unit][...] = flat[here]
+        mine = checkpoint.about(trainer.rank.index) if step > config.first else {"history": []}
     except CheckpointError as error:
         before = [each for each in steps_in(folder) if each < step]
         then = f"go on from step {before[-1]}" if before else "begin anew"
@@ -148,6 +145,7 @@ def _load(trainer: Trainer, config: Any) -> None:
         counts = {name: was[name] for name in ("good", "stuck", "skipped")}
         trainer.scale = replace(asked, scale=at, **counts)
     trainer.resume(about["updates"])
+    return [*map(tuple, mine["history"])]
 
 
 def _identity(config: Any) -> dict[str, Any]:
@@ -165,7 +163,7 @@ def _identity(config: Any) -> dict[str, Any]:
 
 def _about(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
     """What was saved along. Raises CheckpointError if it is of another training."""
-    about, here = checkpoint.about, _identity(config)
+    about, here = checkpoint.about(), _identity(config)
     if not {"training", "updates", "scale"} <= set(about):
         raise CheckpointError(f"{checkpoint} was not written by a training")
     there = about["training"]
@@ -188,17 +186,3 @@ def _pieces(trainer: Trainer, tensor: str, unit: str) -> dict[str, tuple[str, Te
         f"{before}{unit}.{name}": (name, tiling.slice((trainer.slice,)))
         for name, tiling in trainer.tilings[unit].items()
     }
-
-
-def _save_history(config: Any, rank: int, history: History) -> None:
-    """Write a rank's history. No checkpoint is whole before all ranks have."""
-    path, rows = Path(config.folder) / f".history-{rank}.npy", np.array(history)
-    with on_disk(path, CheckpointError):
-        np.save(new := path.with_suffix(".new.npy"), rows)
-        os.replace(new, path)
-
-
-def _load_history(config: Any, rank: int) -> History:
-    """Up to the checkpoint that a training goes on from."""
-    rows = np.load(Path(config.folder) / f".history-{rank}.npy")[: config.done - config.first]
-    return [*map(tuple, rows.tolist())]

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -299,16 +298,12 @@ def run_training(
         now = replace(config, done=resumed[-1] if resumed else config.done)
         return run_ranks(train_rank, mesh, now, program, end, say, timeout=left)
 
-    try:
-        if mesh is None:
-            given = config, program, end, say
-            done = run_threads(train_rank, config.shape, *given, timeout=seconds)
-        else:
-            done = retry_lost(mesh.cluster, mesh.at, seconds, attempt)
-        return _collected(config, program, end, done, tuple(resumed))
-    finally:
-        for path in Path(config.folder).glob(".history-*") if config.folder else ():
-            path.unlink(missing_ok=True)
+    if mesh is None:
+        given = config, program, end, say
+        done = run_threads(train_rank, config.shape, *given, timeout=seconds)
+    else:
+        done = retry_lost(mesh.cluster, mesh.at, seconds, attempt)
+    return _collected(config, program, end, done, tuple(resumed))
 
 
 def _collected(
