@@ -187,7 +187,7 @@ REFUSED = [
     ({"what": DECODER, "layout": Layout(dp=2)}, "dp=1, got 2"),
     ({"what": replace(DECODER, mlp="swiglu")}, "mlp='gelu'"),
     ({"what": DECODER, "layout": Layout(pp=2, schedule="zb-h1")}, "'zb-h1'"),
-    ({"what": replace(DECODER, layers=5), "layout": Layout(pp=5)}, "5 stages", PlacementError),
+    ({"what": replace(DECODER, layers=5), "layout": Layout(pp=5)}, "5 ranks", PlacementError),
 ]
 
 

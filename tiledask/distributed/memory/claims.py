@@ -18,7 +18,7 @@ from tiledask.distributed.connecting.connect import connect
 from tiledask.distributed.deadlines import bounded, seconds_of
 from tiledask.distributed.memory.device_run import MemoryCase, run_device
 from tiledask.distributed.ranks.run import run_ranks
-from tiledask.errors import ConfigError, PlacementError
+from tiledask.errors import ConfigError
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
@@ -145,7 +145,7 @@ def run_claim(
     whole = what if isinstance(what, Model) else int(what) // scale
     case = MemoryCase(whole, layout, load_recipe(recipe), sequence, parse_bytes(capacity) // scale)
     workers = connect(cluster)
-    _check(case, workers)
+    _check(case)
     refused = None
     mesh = Mesh(workers, (1, 1, case.stages), slots=range(case.stages))
     try:
@@ -157,17 +157,12 @@ def run_claim(
     return ClaimRun(case, name, scale, *ledgers, refused)
 
 
-def _check(case: MemoryCase, cluster: Cluster) -> None:
-    """Refuse what no code here executes, and a Model for which there are too few workers."""
+def _check(case: MemoryCase) -> None:
+    """Refuse what no code here executes."""
     check_states(case.recipe)
     for holds, rule in _rules(case):
         if not holds:
             raise ConfigError(f"what can be run {rule}")
-    if cluster.slots < case.stages:
-        raise PlacementError(
-            f"{case.stages} stages run at once, each on a worker, and the cluster has "
-            f"{cluster.slots}; take a cluster with workers={case.stages}"
-        )
 
 
 def _rules(case: MemoryCase) -> Iterator[tuple[bool, str]]:
