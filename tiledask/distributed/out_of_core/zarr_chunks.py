@@ -21,8 +21,7 @@ __all__ = ["create", "look", "read", "write"]
 
 
 def create(array: Any) -> None:
-    """Make the folder in place of what was there, without chunks yet; they are compressed by zstd,
-    with checksums."""
+    """Make the folder in place of any, without chunks yet; they are compressed, with checksums."""
     with needed_for("a zarr array"):
         import zarr
         from zarr.codecs import ZstdCodec
@@ -67,13 +66,15 @@ def _opened(
                 raise ConfigError(f"{path}/{key}, a chunk, is missing; write the array again")
             return found
 
-        async def set(self, key: str, *value: Any) -> None:
-            await super().set(key, *value)
+        async def set(self, key: str, value: Any) -> None:
+            await super().set(key, value)
             file = os.path.join(path, key)
             for name in (file, os.path.dirname(file), path) if durable else ():
                 sync(name)
 
-    config = zarr.config.set({"array.write_empty_chunks": True, "async.concurrency": 1})
+    # others read and write past `get` and `set`
+    pipeline = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
+    config = zarr.config.set({"array.write_empty_chunks": True, "async.concurrency": 1} | pipeline)
     try:
         with config:
             yield zarr.open_array(Chunks(LocalStore(path)), mode=mode)

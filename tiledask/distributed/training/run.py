@@ -299,8 +299,7 @@ def run_training(
         return run_ranks(train_rank, mesh, now, program, end, say, timeout=left)
 
     if mesh is None:
-        given = config, program, end, say
-        done = run_threads(train_rank, config.shape, *given, timeout=seconds)
+        done = run_threads(train_rank, config.shape, config, program, end, say, timeout=seconds)
     else:
         done = retry_lost(mesh.cluster, mesh.at, seconds, attempt)
     return _collected(config, program, end, done, tuple(resumed))
