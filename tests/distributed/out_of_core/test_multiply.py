@@ -34,8 +34,10 @@ def stored(path, x, lies="C"):
     if lies == "C":
         np.save(f"{path}.npy", x)
         return open_array(f"{path}.npy")
-    zarr.create_array(f"{path}.zarr", shape=x.shape, dtype=x.dtype, chunks=(lies, lies))[:] = x
-    return open_array(f"{path}.zarr")
+    zarr.create_array(f"{path}.zarr", shape=x.shape, dtype=x.dtype, chunks=(lies, lies))
+    array = open_array(f"{path}.zarr")
+    array.write(((0, x.shape[0]), (0, x.shape[1])), x)
+    return array
 
 
 def operands(folder, m, k, n, dtype="f4", lies=("C", "C"), scale=1):

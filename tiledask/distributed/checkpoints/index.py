@@ -1,9 +1,9 @@
-"""A checkpoint on the disk: its index says which box of which array is where, with checksums.
+"""A checkpoint on the disk: its index says which box of which array is in which file.
 
     stored   |   rank 0   |   rank 1   |        each rank reads the parts that its own boxes
     asked    |  0  |   1   |  2  |  3  |        touch, checks them, and copies its own out
 
-A rank holds what it asked for and the parts of one array, never the whole model.
+Of all there are checksums. A rank holds what it asked for and the parts of one array, never all.
 """
 
 import json
@@ -36,8 +36,7 @@ __all__ = ["ABOUT", "BODY", "FILE", "Checkpoint", "Stored", "StoredBox", "check_
 __all__ += ["folder_of", "open_checkpoint", "steps_in", "whole"]
 
 FILE, BODY, ABOUT = "index.zip", "index.json", "about.json"
-"""The file of the index, its name in there, and that of what a rank saves along in its own file: of
-all that is in a zip file there is a checksum."""
+"""The file of the index, its name in there, and the name of what a rank saves along in its own."""
 
 
 class StoredBox(NamedTuple):

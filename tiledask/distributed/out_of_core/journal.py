@@ -36,8 +36,7 @@ def recorded(journal: Path, about: Mapping[str, str]) -> tuple[Cuts, set[Region]
         changed = [x for x in about if was[x] != about[x]]
         finished: set[Region] = {((a, b), (c, d)) for (a, b), (c, d) in was["tiles"]}
     except (ValueError, LookupError, TypeError) as error:
-        words = f"{journal} is damaged ({error}); overwrite=True starts over"
-        raise ConfigError(words) from None
+        raise ConfigError(f"{journal} is damaged ({error}); overwrite=True starts over") from None
     if changed:
         raise ConfigError(
             f"{journal} records a product with another {' and '.join(changed)}; bring that back to "
