@@ -13,7 +13,7 @@ from oracles.memory_orders import arrays
 import tiledask as td
 from tiledask.distributed.transport import blocks, tickets
 from tiledask.distributed.transport.blocks import Loans
-from tiledask.distributed.transport.tickets import LoanLostError, Ticket, read_memory
+from tiledask.distributed.transport.tickets import LoanLostError, read_memory
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="process_vm_readv is Linux's")
 
@@ -54,7 +54,6 @@ def test_what_was_taken_back_is_gone_or_anothers_is_not_read():
     ticket = ticket_of(x, exchange)
     read_memory(ticket, *all_of_x)
     blocks.end_exchange("ending")
-    assert exchange.cancelled.is_set()
     assert not exchange.lent
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -96,19 +95,3 @@ def test_where_the_kernel_forbids_it_blocks_come_as_messages(cluster):
         assert total.results == [4 * 99_999] * 4
     finally:
         assert cluster.run(forbid, False) == [3] * 4
-
-
-@pytest.mark.cluster
-def test_a_failed_operation_lends_nothing_on(cluster):
-    x = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (4,)), [td.Shard(0)])
-    # of blocks that are in no slot's memory a ticket says no more than which they are
-    others = [SimpleNamespace(key=x.blocks[(slot + 1) % 4].key, slot=slot) for slot in range(4)]
-    lent = lambda dask_worker: len(blocks.exchanges)  # noqa: E731
-    with pytest.raises(ZeroDivisionError), blocks.lending(cluster) as lender:  # noqa: PT012
-        lend, keys = lender.lends([x.blocks, others])
-        for slot, (mine, other) in enumerate(cluster.run(lend, *keys)):
-            assert mine.token
-            assert other == Ticket(others[slot].key, slot)
-        assert cluster.run(lent) == [1] * 4
-        raise ZeroDivisionError
-    assert cluster.run(lent) == [0] * 4

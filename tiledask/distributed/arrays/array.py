@@ -16,6 +16,7 @@ from distributed.system import MEMORY_LIMIT
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.tasks import slot_of
 from tiledask.distributed.deadlines import bounded
+from tiledask.distributed.transport.blocks import lent, submit_blocks
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.products.placement import Partial, Placement, Shard, Tiling
@@ -111,8 +112,8 @@ class ShardedArray(Tiled):
         self, function: Callable[[Any], Any], tiling: Tiling, made_by: str
     ) -> "ShardedArray":
         """The array under ``tiling`` whose blocks are those of this one after ``function``."""
-        held = {slot_of(block): (block,) for block in self.blocks}
-        blocks = self.mesh.cluster.submit_all(function, held, name=made_by)
+        held = {slot_of(block): (function, block) for block in self.blocks}
+        blocks = submit_blocks(self.mesh.cluster, _apply, held, made_by)
         return ShardedArray(self.mesh, tiling, self.dtype, tuple(blocks), made_by)
 
     def to_dask(self) -> "da.Array":
@@ -161,6 +162,10 @@ class ShardedArray(Tiled):
             region = " x ".join(f"{a}:{b}" for a, b in self.tiling.region(at))
             rows.append((rank, self.mesh.said(at), region, format_bytes(self.block_bytes[rank])))
         return html.table(("rank", "mesh", "holds", "bytes"), rows, repr(self))
+
+
+def _apply(function: Callable[[Any], Any], block: Any) -> Any:
+    return lent(function(block))
 
 
 def placements_of(placements: Placement | Iterable[Placement]) -> tuple[Placement, ...]:

@@ -21,6 +21,7 @@ from tiledask.distributed.arrays.array import ShardedArray, placements_of
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.deadlines import bounded
+from tiledask.distributed.transport.blocks import lent, submit_blocks
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Partial, Placement, Tiling
 from tiledask.plan.products.regions import Region, extents_of, region_size, slices
@@ -175,7 +176,7 @@ def _made(
     """The array, once ``function`` has made each rank's block of what that is ``given``."""
     cluster, ranks = mesh.cluster, zip(mesh.at, given, strict=True)
     args = {slot: (dtype.name, cluster.backend, *mine) for slot, mine in ranks}
-    blocks = cluster.submit_all(function, args, name=made_by)
+    blocks = submit_blocks(cluster, function, args, made_by)
     what = f"{made_by} of {tiling.shape} on {mesh.shape}"
     cluster.wait(blocks, what, timeout, cancel=True)
     return ShardedArray(mesh, tiling, dtype, tuple(blocks), made_by)
@@ -188,7 +189,7 @@ def _read_block(dtype: str, backend: str, source: str | np.ndarray, region: Regi
     """A block of a file in the spool, or of what `Cluster.keep` gave the task."""
     found, xp = as_dtype(dtype), namespace(backend)
     if not isinstance(source, str):
-        return xp.asarray(source.view(found))
+        return lent(xp.asarray(source.view(found)))
     block = xp.empty(extents_of(region), found)
     rows = xp.atleast_1d(block)
     # the pages of a mapped file are this process's until it is unmapped: a slab of rows at a time
@@ -198,7 +199,7 @@ def _read_block(dtype: str, backend: str, source: str | np.ndarray, region: Regi
         whole = np.atleast_1d(np.load(source, mmap_mode="r", allow_pickle=False))
         part = whole.view(found)[slices(((start, stop), *others))]  # bfloat16 is saved as bytes
         rows[start - first : stop - first] = xp.asarray(part)
-    return block
+    return lent(block)
 
 
 def _make_block(dtype: str, backend: str, function: Callable[..., Any], region: Region) -> Any:
@@ -212,7 +213,7 @@ def _make_block(dtype: str, backend: str, function: Callable[..., Any], region: 
             f"{region}, must have shape {expected} and a type that {dtype} holds; return exactly "
             f"the slices it is called with, cast there what may be cast"
         )
-    return block.astype(found, copy=False)
+    return lent(block.astype(found, copy=False))
 
 
 def _assemble(dtype: str, backend: str, parts: Any) -> Any:
@@ -222,4 +223,4 @@ def _assemble(dtype: str, backend: str, parts: Any) -> Any:
     block, xp = concatenate3(parts) if isinstance(parts, list) else parts, namespace(backend)
     if array_namespace(block) is not xp:
         block = off_device(block)
-    return xp.asarray(block, as_dtype(dtype), order="C")
+    return lent(xp.asarray(block, as_dtype(dtype), order="C"))

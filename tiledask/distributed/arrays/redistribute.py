@@ -7,12 +7,11 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
+from time import perf_counter
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, placements_of
-from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.products.worker import call_again, moves, reads_of, run_stages
-from tiledask.distributed.transport.blocks import lending
+from tiledask.distributed.products.worker import call_again, moves, run_stages
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.traffic import Traffic, collective, redistribution, traffic_of
 
@@ -45,15 +44,13 @@ def redistribute(
     name_of_tasks, type_of = name.replace("none", "no_move"), (array.dtype.name, cluster.backend)
     stages = [(name_of_tasks, moves(*plan, *type_of)) for plan in plans]
 
+    what, arrays = f"{name} of {array!r}", {"partial": array.blocks}
+
     def move() -> ShardedArray:
-        with lending(cluster) as lender:
-            first = [lender.lends([array.blocks])]
-            with counting(cluster, timeout, first, [lender.ends]) as counted:
-                lent = {"partial": (array.blocks, [counted.first[slot][0][0] for slot in at])}
-                blocks = run_stages(lender, at, stages, lent, f"{name} of {array!r}", timeout)
-        moved = Both(predicted, counted.moved(cluster.slots, reads_of(counted)))
-        made = array.mesh, target, array.dtype, tuple(blocks), name, moved
-        return ShardedArray(*made, seconds=counted.seconds)
+        begun = perf_counter()
+        done = run_stages(cluster, at, stages, arrays, what, timeout)
+        made = array.mesh, target, array.dtype, done.blocks, name, Both(predicted, done.traffic)
+        return ShardedArray(*made, seconds=perf_counter() - begun)
 
     return call_again([array], f"the blocks of {array!r}", timeout, move)
 

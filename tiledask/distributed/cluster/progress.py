@@ -15,12 +15,13 @@ from contextlib import contextmanager, nullcontext, suppress
 from time import monotonic
 from typing import Any
 
-from distributed import get_worker
+from distributed import Worker, get_worker
 
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.tile.progress import is_watched, showing
 
-__all__ = ["RUNS", "Progress", "announced", "ended", "report", "reporter", "subscribed", "watching"]
+__all__ = ["RUNS", "Progress", "announced", "ended", "log_last", "report", "reporter", "subscribed"]
+__all__ += ["watching"]
 
 Progress = bool | Callable[[int, int], None] | None
 """How far a call is, for people: a bar or none, or a function of (done, in all)."""
@@ -59,6 +60,13 @@ def report(run: str, event: dict[str, Any], topic: str = "") -> None:
         get_worker().log_event(topic or run, {"run": run, **event})
 
 
+def log_last(worker: Any, topic: str, event: dict[str, Any]) -> None:
+    """Log ``event`` of a task that ends now: it goes along with the news of that, which would wait
+    2 ms behind a message of its own."""
+    message = {"op": "log-event", "topic": topic, "msg": event}
+    worker.loop.add_callback(lambda: worker.batched_stream.buffer.append(message))
+
+
 def reporter(
     run: str, rank: int, of: int, spans: Callable[[], list[Any]] | None = None
 ) -> Callable[..., None]:
@@ -71,8 +79,10 @@ def reporter(
         done += not at_end
         if at_end or monotonic() - last >= _REPORT:
             last, numbers = monotonic(), {"done": done, "of": of} if of else {}  # a sum has none
-            new = spans() if spans else []
-            report(run, {"spans": new, "counted": [(rank, numbers)]}, RUNS)
+            event = {"run": run, "spans": spans() if spans else [], "counted": [(rank, numbers)]}
+            log = log_last if at_end else Worker.log_event
+            with suppress(Exception):
+                log(get_worker(), RUNS, event)
 
     return panel_done
 

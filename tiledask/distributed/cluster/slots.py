@@ -12,7 +12,6 @@ import asyncio
 import os
 import signal
 import threading
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -37,8 +36,6 @@ BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What BLAS libraries read to learn how many threads they may use."""
 _PAGE_MODULE = "tiledask.lab.dashboard"
 """What people look at: loaded on the scheduler by this name, and imported nowhere below it."""
-_TRANSFERS = 100_000
-"""Transfers that a worker remembers: they are counted."""
 
 
 class Slots(SchedulerPlugin):
@@ -133,11 +130,9 @@ class Equip(WorkerPlugin):
         for name in [*blocks.exchanges]:  # of clients that were killed
             blocks.end_exchange(name)
         device_arrays.register(on_host=False)
-        worker.handlers["tiledask_read"] = blocks.serve
+        worker.handlers["tiledask_read"] = blocks.server(worker.data)
         tickets.let_siblings_read()
         host_memory.keep(worker)
-        log = worker.transfer_incoming_log
-        worker.transfer_incoming_log = deque(log, max(_TRANSFERS, log.maxlen or 0))
         await offload(warm_up)
         if self.pool is not None:
             device_memory.take(self.cap, *self.pool)

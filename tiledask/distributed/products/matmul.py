@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
+from uuid import uuid4
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.progress import Progress, announced, ended, watching
-from tiledask.distributed.cluster.room import as_room, asks_room, room_of
+from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.products.explain import (
     Choice,
@@ -27,21 +28,20 @@ from tiledask.distributed.products.explain import (
     refusal,
 )
 from tiledask.distributed.products.rates import rates_of
-from tiledask.distributed.products.worker import (
-    call_again,
-    product_stages,
-    reads_of,
-    run_stages,
-)
-from tiledask.distributed.transport.blocks import lending
+from tiledask.distributed.products.worker import call_again, product_stages, run_stages
 from tiledask.errors import PlacementError
+from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.product import algorithms, moves_nothing
+from tiledask.plan.units import parse_bytes
 from tiledask.plan.whole import whole_number
-from tiledask.tile import TileCount
 from tiledask.tile.levels import as_tile
 from tiledask.tile.table import meant
 
 __all__ = ["algorithms", "explain", "matmul"]
+
+SMALL = 1 / 16
+"""The share of a worker's memory that a product may take unasked: Dask leaves it more than that
+between where it pauses a worker, which then begins nothing, and where it kills one."""
 
 
 @bounded
@@ -84,8 +84,8 @@ def matmul(
     Half types are summed in float32 and rounded once; only partial sums that are left as they are
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
     what the workers counted, ``C.tiles`` the bytes that their tile kernels loaded (None for BLAS,
-    which cannot be looked into); if a worker that is done does not say so, what was counted is
-    None, with a warning. If a worker dies meanwhile, what it had is made again, with the same bits.
+    which cannot be looked into). If a worker dies meanwhile, what it had is made again, with the
+    same bits.
     Raises PlacementError for shapes, dtypes or placements that do not multiply, DeadlineError after
     ``timeout`` seconds (default 300): A and B stay as they are; ClusterLostError for an operand
     that was itself a product, or redistributed, and went with a worker since: make it again.
@@ -202,6 +202,25 @@ def _page(choice: Choice) -> dict[str, Any]:
     }
 
 
+def _choose(
+    a: ShardedArray, b: ShardedArray, question: ProductQuestion, memory_limit: int | str | None
+) -> Choice:
+    """The plan to run. Unless it is SMALL, workers are asked what they hold beside A and B."""
+    cluster = a.mesh.cluster
+    if question.algorithm is None:  # one algorithm's time is worth no measuring
+        question = replace(question, rates=rates_of(cluster, a.dtype))
+    has = cluster.memory_limit
+    found = question.remembered(
+        has if memory_limit is None else min(has, parse_bytes(memory_limit))
+    )
+    if not found.chosen or found[found.chosen].peak > SMALL * has:
+        room = room_of(cluster, [a.blocks, b.blocks], memory_limit)
+        found = question.remembered(room.bytes)
+        if not found.chosen:
+            raise refusal(found, room, question)
+    return found[found.chosen]
+
+
 def _multiply(
     a: ShardedArray,
     b: ShardedArray,
@@ -211,44 +230,35 @@ def _multiply(
     timeout: float | None,
 ) -> ShardedArray:
     """C of operands that are there, with what was predicted and what the workers counted."""
-    cluster, slots, arrays = a.mesh.cluster, a.mesh.at, [a.blocks, b.blocks]
-    if question.algorithm is None:  # one algorithm's time is worth no measuring
-        question = replace(question, rates=rates_of(cluster, a.dtype))
-    with lending(cluster) as lender:
-        first = [lender.lends(arrays), asks_room(cluster, arrays)]
-        with counting(cluster, timeout, first, [lender.ends]) as counted:
-            tickets, rules = zip(*counted.first, strict=True)
-            room = as_room(rules, memory_limit, slots)
-            found = question.remembered(room.bytes)
-            if not found.chosen:
-                raise refusal(found, room, question)
-            choice = found[found.chosen]
-            what, page = f"{choice.algorithm} product {a.shape} @ {b.shape}", _page(choice)
-            with (
-                announced(cluster, lender.name, **page) as on_page,
-                watching(progress, lender.name, page["predicted"]["panels"], what, cluster),
-            ):
-                of_a, of_b = zip(*(tickets[slot] for slot in slots), strict=True)
-                lent = {"A": (a.blocks, of_a), "B": (b.blocks, of_b)}
-                stages = product_stages(choice.plan, a.dtype.name, cluster.backend)
-                how = {"kernel": question.kernel, "tile": question.tile, "on_page": on_page}
-                made = run_stages(lender, slots, stages, lent, what, timeout, **how)
+    cluster, slots, run, begun = a.mesh.cluster, a.mesh.at, uuid4().hex, perf_counter()
+    choice = _choose(a, b, question, memory_limit)
+    what, page = f"{choice.algorithm} product {a.shape} @ {b.shape}", _page(choice)
+    panels = page["predicted"]["panels"]
+    with (
+        announced(cluster, run, **page) as on_page,
+        watching(progress, run, panels, what, cluster),
+    ):
+        stages = product_stages(choice.plan, a.dtype.name, cluster.backend)
+        how = {"kernel": question.kernel, "tile": question.tile, "run": run, "on_page": on_page}
+        arrays = {"A": a.blocks, "B": b.blocks}
+        done = run_stages(cluster, slots, stages, arrays, what, timeout, **how)
     mesh, result = a.mesh, choice.plan.result
     if result.mesh != mesh.shape:
         mesh = Mesh(cluster, result.mesh, slots=slots)
-    moved = counted.moved(cluster.slots, reads_of(counted))
+    held = {"A": a.block_bytes, "B": b.block_bytes, "process growth": done.growth}
+    rows = [Row(r, name, ALWAYS, n) for name, each in held.items() for r, n in enumerate(each)]
     c = ShardedArray(
         mesh,
         result,
         a.dtype,
-        tuple(made),
+        done.blocks,
         choice.algorithm,
-        Both(choice.traffic.on(cluster.hosts, slots), moved),
-        Both(choice.ledger, counted.ledger({"A": a.block_bytes, "B": b.block_bytes}, slots)),
-        counted.seconds,
-        TileCount.of(tiles for (found,) in counted.last for tiles in found.tiles),
+        Both(choice.traffic.on(cluster.hosts, slots), done.traffic),
+        Both(choice.ledger, Ledger.of(rows)),
+        perf_counter() - begun,
+        done.tiles,
     )
-    ended(cluster, lender.name)
+    ended(cluster, run)
     return c
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from dask.system import CPU_COUNT
 
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.transport.blocks import Reader, lend_array, lending
+from tiledask.distributed.transport.blocks import Reader, lent, made_of, submit_blocks
 from tiledask.distributed.transport.tickets import Ticket
 from tiledask.plan.products.cost import MachineRates
 from tiledask.tile import accumulator, as_dtype
@@ -34,13 +34,14 @@ def rates_of(cluster: Cluster, dtype: Any) -> MachineRates:
 
 def _measure(cluster: Cluster, dtype: str) -> MachineRates:
     backend = cluster.backend
-    with lending(cluster) as lender:
-        tickets = cluster.run(_prepare, lender.name, backend)
-        neighbours = enumerate([*tickets[1:], tickets[0]])
-        given = {slot: (lender.name, of, dtype, backend) for slot, of in neighbours}
-        jobs = cluster.submit_all(_try, given, name="measure_rates")
-        found = cluster.gather(jobs, "measuring rates", 60.0, cancel=True)
-        lender.end()
+    blocks = submit_blocks(
+        cluster, _block, dict.fromkeys(range(cluster.slots), (backend,)), "rates"
+    )
+    cluster.wait(blocks, "measuring rates", 60.0, cancel=True)
+    own = [made.ticket for made in made_of(blocks)]
+    tries = {slot: (own[slot], own[slot - 1], dtype, backend) for slot in range(cluster.slots)}
+    jobs = cluster.submit_all(_try, tries, name="measure_rates")
+    found = cluster.gather(jobs, "measuring rates", 60.0, cancel=True)
     request = timeit(lambda: cluster.run(int), number=1)
     begun = perf_counter()
     empty = [cluster.submit(0, int, name="empty") for _ in range(_TASKS)]
@@ -51,14 +52,14 @@ def _measure(cluster: Cluster, dtype: str) -> MachineRates:
     return MachineRates(**middle, task=task, request=request, overlapped=free)
 
 
-def _prepare(name: str, backend: str, dask_worker: Any) -> Ticket:
-    """Lend something to read."""
-    return lend_array(name, namespace(backend).zeros((_ROWS, _ROW), np.uint8), dask_worker)
+def _block(backend: str) -> Any:
+    """Something to read."""
+    return lent(namespace(backend).zeros((_ROWS, _ROW), np.uint8))
 
 
-def _try(exchange: str, ticket: Ticket, dtype: str, backend: str) -> dict[str, Any]:
+def _try(own: Ticket, ticket: Ticket, dtype: str, backend: str) -> dict[str, Any]:
     """Seconds and rates of one worker, while the others do the same."""
-    reader = Reader(exchange)
+    reader = Reader([own], backend)
     xp, wide = namespace(backend), accumulator(as_dtype(dtype))
     buffer = xp.ones(_ROWS * _ROW, np.uint8)
     synchronize(buffer)
@@ -90,5 +91,6 @@ def _try(exchange: str, ticket: Ticket, dtype: str, backend: str) -> dict[str, A
     message, long, half = read(1, 64), read(_ROWS, _ROW), read(_ROWS, _ROW // 2)
     a_byte = max(1e-13, (long - message) / (_ROWS * _ROW))
     run = max(0.0, (half - message - _ROWS * _ROW // 2 * a_byte) / _ROWS)
+    reader.opened.close()
     times = {"call": call, "message": message, "run": run}
     return times | {"flops": flops, "touch": touch, "read": 1 / a_byte}

@@ -5,7 +5,7 @@ sum        C = sum of the ranks' partial sums          where k is shared out, in
 move       C = the pieces of another tiling            what `redistribute` does
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pickle import dumps, loads
 from time import time
@@ -17,7 +17,7 @@ from distributed import Future
 from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
-from tiledask.distributed.cluster.counters import Counted
+from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.progress import reporter
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.distributed.products.panels import (
@@ -28,17 +28,17 @@ from tiledask.distributed.products.panels import (
     prefetched,
 )
 from tiledask.distributed.retry import retry_lost
-from tiledask.distributed.transport.blocks import Lender, Reader
+from tiledask.distributed.transport.blocks import Made, Reader, made_of, submit_blocks
 from tiledask.distributed.transport.tickets import LoanLostError, Ticket
 from tiledask.errors import ClusterLostError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product_plan import AHEAD, ProductPanel, ProductPlan
 from tiledask.plan.products.regions import Region, around, ends_within, extents_of, region_size
-from tiledask.plan.products.traffic import Piece
+from tiledask.plan.products.traffic import Piece, Traffic
 from tiledask.tile import TileCount, TileTraffic, accumulator, as_dtype
 from tiledask.tile.backend import namespace, synchronize
 
-__all__ = ["SUM_BYTES", "call_again", "moves", "product_stages", "reads_of", "run_stages"]
+__all__ = ["SUM_BYTES", "Stages", "call_again", "moves", "product_stages", "run_stages"]
 __all__ += ["summed_in"]
 
 T = TypeVar("T")
@@ -80,18 +80,20 @@ class RankWork(NamedTuple):
     backend: str
     kernel: str = "blas"
     tile: Any = None
+    run: str = ""
+    """The run that it reports on."""
     on_page: bool = False
     """Whether the dashboard's page shows how far it is."""
-    exchange: str = ""
     tickets: Mapping[tuple[str, int], Ticket] = {}
-    """By (array, rank), of the blocks that it reads."""
+    """By (array, rank), of its own blocks and those that it reads."""
 
-    def reads(self) -> Iterator[tuple[str, Piece]]:
-        """(array, piece) of all that it reads of other ranks' blocks."""
+    def blocks(self) -> set[tuple[str, int]]:
+        """(array, rank) of all blocks that it has or reads."""
+        own = {(array, self.rank) for array in self.tilings}
         named = [("partial", self.addends)]
         for panel in self.panels:
             named += ("A", panel.a), ("B", panel.b)
-        return ((name, p) for name, pieces in named for p in pieces if p.source != self.rank)
+        return own | {(array, piece.source) for array, pieces in named for piece in pieces}
 
 
 Stage = tuple[str, list[RankWork]]
@@ -133,37 +135,54 @@ def moves(
     return made
 
 
+class Stages(NamedTuple):
+    """What the ranks of a product, or of a redistribution, have done."""
+
+    blocks: tuple[Future[Any], ...]
+    """By rank, the block that the last stage made."""
+    traffic: Traffic
+    """Counted, from slot to slot."""
+    growth: tuple[int, ...]
+    """By rank, the most bytes that its process took beyond those it held as the first stage began;
+    on a GPU, its memory pool."""
+    tiles: TileCount | None
+
+
 def run_stages(
-    lender: Lender,
+    cluster: Cluster,
     slots: Sequence[int],
     stages: Sequence[Stage],
-    lent: Mapping[str, tuple[Sequence[Future[Any]], Sequence[Ticket]]],
+    arrays: Mapping[str, Sequence[Future[Any]]],
     what: str,
     timeout: float | None,
     **how: Any,
-) -> list[Future[Any]]:
-    """By rank, the blocks that the last of the ``stages``, (name of its tasks, work by rank), made.
+) -> Stages:
+    """Run the ``stages``, (name of its tasks, work by rank), one after the other.
 
-    ``lent`` are "A", "B" and "partial", blocks and tickets by rank: what one stage leaves are the
-    partial sums of the next. ``how``: kernel, tile, and whether the page shows it.
+    ``arrays`` are "A", "B" and "partial", blocks by rank: what one stage leaves are the partial
+    sums of the next. ``how``: kernel, tile, the run, and whether the page shows it.
     """
-    cluster, blocks = lender.cluster, list[Future[Any]]()
+    blocks, done = list[Future[Any]](), list[list[Made]]()
     for name, works in stages:
-        if blocks:
-            lend, given = lender.lends([blocks])
-            tickets = [mine[0] for mine in cluster.run(lend, *given, timeout=timeout)]
-            lent = {**lent, "partial": (blocks, [tickets[slot] for slot in slots])}
+        given = {**arrays, "partial": blocks} if blocks else arrays
+        tickets = {array: [made.ticket for made in made_of(each)] for array, each in given.items()}
         args = dict[int, Sequence[Any]]()
         for rank, (slot, work) in enumerate(zip(slots, works, strict=True)):
-            reads = {(array, piece.source) for array, piece in work.reads()}
-            held = {(array, source): lent[array][1][source] for array, source in reads}
-            spec = work._replace(exchange=lender.name, tickets=held, **how)
-            own = [mine[rank] for mine, _ in lent.values()]
-            args[slot] = dumps(spec), *own
-        blocks = cluster.submit_all(_run_rank, args, name=name)
+            mine = {(array, of): tickets[array][of] for array, of in work.blocks()}
+            spec = dumps(work._replace(tickets=mine, **how))
+            args[slot] = spec, *(given[array][rank] for array in work.tilings)
+        blocks = submit_blocks(cluster, _run_rank, args, name)
         cluster.wait(blocks, what, timeout, cancel=True)
-    lender.close()
-    return blocks
+        done.append(made_of(blocks))
+    every = [made for stage in done for made in stage]
+    reads = [(source, made.ticket.slot, n) for made in every for source, n in made.reads]
+    growth = (max(m.peak for m in of_rank) - of_rank[0].held for of_rank in zip(*done, strict=True))
+    return Stages(
+        tuple(blocks),
+        Traffic.of(cluster.slots, reads).on(cluster.hosts),
+        tuple(max(0, each) for each in growth),
+        TileCount.of(count for made in every for count in made.tiles),
+    )
 
 
 def call_again(
@@ -183,12 +202,6 @@ def call_again(
     return retry_lost(cluster, slots, seconds_of(timeout), once)
 
 
-def reads_of(counted: Counted) -> list[tuple[int, int, int]]:
-    """(source slot, destination slot, bytes) of all that ranks read past Dask."""
-    facts = [found for (found,) in counted.last]
-    return [(source, slot, n) for slot, found in enumerate(facts) for source, n in found.reads]
-
-
 def _run_rank(given: bytes, *own: Any) -> Any:
     """The block of C, or a partial sum of it, that a rank makes.
 
@@ -196,19 +209,21 @@ def _run_rank(given: bytes, *own: Any) -> Any:
     in the order of the tilings.
     """
     work = loads(given)
-    return _Rank(work, dict(zip(work.tilings, own, strict=True))).result()
+    reader = Reader((work.tickets[name, work.rank] for name in work.tilings), work.backend)
+    try:
+        return reader.lent(_Rank(work, dict(zip(work.tilings, own, strict=True)), reader).result())
+    finally:
+        reader.opened.close()
 
 
 class _Rank:
     """One rank at work."""
 
-    def __init__(self, work: RankWork, own: dict[str, Any]) -> None:
-        self.work, self.own = work, own
-        self.reader = Reader(work.exchange)
-        self.spans = self.reader.spans
+    def __init__(self, work: RankWork, own: dict[str, Any], reader: Reader) -> None:
+        self.work, self.own, self.reader, self.spans = work, own, reader, reader.spans
         # not a method: a circle of references would keep the blocks until Python looks for circles
-        spans = partial(_spans, work, self.reader) if work.on_page else None
-        self.panel_done = reporter(work.exchange, work.rank, len(work.panels), spans)
+        spans = partial(_spans, work, reader) if work.on_page else None
+        self.panel_done = reporter(work.run, work.rank, len(work.panels), spans)
         self.c = self._empty(extents_of(work.region), as_dtype(work.dtypes[1]))
 
     def result(self) -> Any:
@@ -252,7 +267,7 @@ class _Rank:
                 self.spans.append(("multiply", number, begun, time()))
                 self.panel_done()
         if work.panels or "partial" not in work.tilings:
-            self.reader.facts.tiles.append(TileCount.of(loaded))
+            self.reader.tiles.append(TileCount.of(loaded))
 
     def _bytes(self, piece: Piece) -> int:
         """What a piece takes of a buffer."""

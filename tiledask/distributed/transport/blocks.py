@@ -1,29 +1,33 @@
 """Blocks lent to other workers: their owner keeps them alive, whoever needs a part reads it.
 
     owner                                    borrower (a task that is computing)
-    block, kept until the exchange ends      Reader.read(ticket, part, buffer)
+    block, lent while it lives               Reader.read(ticket, part, buffer)
     ticket: where it lies  -- client -->       memory     of one host: process_vm_readv(2)
     token: still lent?     <-------------      a GPU      to another's (tile/ipc.py)
                                                a message  by Dask: all others
 
-A read from memory takes the token along, after the data, and a copy from GPU to GPU looks at it
-when it is done: if the owner took the block back or died, the token differs, and what was read is
-thrown away, and whoever has asked for the work asks again. When an exchange ends, all borrowers
-close what they have open of GPUs, and then the owners let go: memory that another process has open
-must not go back to the driver.
+A task that makes a block sends its ticket, and what it counted, ahead of the news that it is done:
+nobody is asked for them. A read from memory takes the token along, after the data, and a copy from
+GPU to GPU looks at it when it is done: if the block is gone, the token differs, and what was read
+is thrown away. Then Dask is asked, for it may have moved the block to a disk; if it is not there
+either, whoever has asked for the work asks again. A task closes what it has open of other GPUs
+before it ends, and so before the owners let go: memory that another process has open must not go
+back to the driver.
 
-What was read is counted by the borrower, from what the call, the copy or the message brought.
+Messages between ranks lend arrays too, until their exchange ends. What was read is counted by the
+borrower, from what the call, the copy or the message brought.
 """
 
 import asyncio
 import contextlib
 import os
 import secrets
-import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pickle import dumps, loads
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask.context import thread_state
@@ -31,12 +35,14 @@ from distributed import Future, get_worker
 from distributed.protocol.serialize import to_serialize
 
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.counters import Call
+from tiledask.distributed.cluster.counters import MEMORIES
+from tiledask.distributed.cluster.progress import log_last
 from tiledask.distributed.cluster.spool import this_host
-from tiledask.distributed.cluster.tasks import keys_of, slot_on
+from tiledask.distributed.cluster.tasks import slot_on
 from tiledask.distributed.transport.tickets import (
     CancelledError,
     LoanLostError,
+    MovedError,
     Ticket,
     check_lent,
     laid_out,
@@ -49,10 +55,12 @@ from tiledask.tile import TileCount, ipc
 from tiledask.tile.backend import as_dtype
 
 __all__ = [
-    *("Facts", "Lender", "Loans", "Reader", "Span", "end_exchange", "exchanges", "lend_array"),
-    *("lending", "read_part", "serve", "ticket_of"),
+    *("Loans", "Made", "Reader", "Span", "end_exchange", "exchanges", "lent", "made_of"),
+    *("read_part", "server", "submit_blocks", "ticket_of"),
 ]
 
+NEWS = "tiledask-blocks"
+"""Dask's topic of blocks that were made."""
 PATIENCE = 30.0
 """Seconds that a borrower waits for an owner's answer."""
 Span = tuple[str, int, float, float]
@@ -60,30 +68,32 @@ Span = tuple[str, int, float, float]
 began and ended, on its worker's clock."""
 
 
-@dataclass
-class Facts:
-    """What one slot did in an exchange."""
+class Made(NamedTuple):
+    """What the client hears of a block together with the news that it is there."""
 
-    reads: list[tuple[int, int]] = field(default_factory=list)
-    """(source slot, bytes) of every piece that was read."""
-    tiles: list[TileCount | None] = field(default_factory=list)
-    """What the kernel of every task that multiplied loaded; None where that is not counted."""
+    ticket: Ticket
+    reads: Sequence[tuple[int, int]] = ()
+    """(source slot, bytes) of every piece that its task read."""
+    tiles: Sequence[TileCount | None] = ()
+    """What the kernel loaded, if the task multiplied; None where that is not counted."""
+    held: int = 0
+    """Bytes that the process (on a GPU: its memory pool) held as the task began."""
+    peak: int = 0
+    """The most that it held until the task was done."""
 
 
 @dataclass
 class Loans:
-    """What this worker lends for one operation, and has of others."""
+    """What this worker lends in an exchange of messages, and has of others."""
 
     lent: dict[Any, tuple[Any, np.ndarray]] = field(default_factory=dict)
-    """key -> the block and its token."""
-    facts: Facts = field(default_factory=Facts)
+    """key -> the array and its token."""
     opened: ipc.Opened = field(default_factory=ipc.Opened)
     """What this worker has open of the others' GPU memory."""
-    cancelled: threading.Event = field(default_factory=threading.Event)
 
 
 exchanges: dict[str, Loans] = {}
-"""The operations under way in this worker, by name."""
+"""The exchanges under way in this worker, by name."""
 _refused: set[int] = set()
 """Processes of this host whose memory cannot be read: the kernel or CUDA forbids it."""
 
@@ -91,126 +101,126 @@ _refused: set[int] = set()
 # -- the client ----------------------------------------------------------------------------------
 
 
-class Lender:
-    """The client's side of an exchange: lends blocks, and collects what was read."""
+def submit_blocks(
+    cluster: Cluster, function: Callable[..., Any], args: Mapping[int, Sequence[Any]], name: str
+) -> list[Future[Any]]:
+    """A Future for every slot of ``args``, of a block that ``function`` makes and has `lent`."""
+    client: Any = cluster.client
+    if NEWS not in vars(client):
+        news = vars(client)[NEWS] = dict[str, bytes]()
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster, self.name = cluster, f"exchange-{secrets.token_hex(8)}"
-        self.ends: Call = end_exchange, (self.name,)
-        """What `end` has every worker do, once all are closed."""
+        def hear(event: tuple[float, dict[str, Any]]) -> None:
+            if (key := event[1]["key"]) in client.futures:  # others have clients of their own
+                news[key] = event[1]["made"]
 
-    def lends(self, arrays: Sequence[Sequence[Future[Any]]]) -> Call:
-        """What gives, run on every worker, a Ticket for its block of each of ``arrays``."""
-        return _lend, (self.name, [keys_of(blocks) for blocks in arrays])
-
-    def end(self) -> None:
-        """Nothing is lent any more, and tasks that go on stop."""
-        self.close()
-        self.cluster.run(end_exchange, self.name, timeout=20.0)
-
-    def close(self) -> None:
-        """Return when no slot has memory of another's GPU open."""
-        if self.cluster.backend == "cupy":
-            with contextlib.suppress(DeadlineError):  # of one that is frozen: it is asked again
-                self.cluster.run(_close, self.name, timeout=20.0)
+        client.subscribe_topic(NEWS, hear)
+    return cluster.submit_all(function, args, name=name)
 
 
-@contextlib.contextmanager
-def lending(cluster: Cluster) -> Iterator[Lender]:
-    """An exchange that is over when the block fails; else its `ends` were called in it."""
-    lender = Lender(cluster)
-    try:
-        yield lender
-    except BaseException:
-        with contextlib.suppress(Exception):  # of a cluster that is gone: nothing is lent there
-            lender.end()
-        raise
+def made_of(blocks: Iterable[Future[Any]]) -> list[Made]:
+    """What is known of blocks that are there; of one that was lost, since it was made again."""
+    found = list[Made]()
+    for block in blocks:
+        if (news := vars(block.client)[NEWS].pop(block.key, None)) is not None:
+            vars(block)["made"] = loads(news)
+        found.append(vars(block)["made"])
+    return found
 
 
 # -- the owner -----------------------------------------------------------------------------------
 
 
-async def _lend(name: str, keys: list[dict[int, str]], dask_worker: Any) -> list[Ticket]:
-    """Tickets of this worker's blocks; of those that are gone they say no more than which."""
-    loans, slot, data = exchanges.setdefault(name, Loans()), slot_on(dask_worker), dask_worker.data
-    mine = [each.get(slot, "") for each in keys]
-    blocks = [(data.get(key), key) for key in mine]
+def lent(block: Any, **counted: Any) -> Any:
+    """``block``, which the running task returns: lent as long as it lives, with what was
+    ``counted`` (fields of `Made`)."""
+    worker, token = get_worker(), _token()
+    weakref.finalize(block, token.fill, 0).atexit = False
+    ticket = _ticket(block, token, thread_state.key, worker, slot_on(worker))
+    made = dumps(Made(ticket, **counted))
+    log_last(worker, NEWS, {"key": thread_state.key, "made": made})
+    return block
 
-    def tickets() -> list[Ticket]:
-        return [ticket_of(loans, *each, dask_worker, slot) for each in blocks]
 
-    return await asyncio.to_thread(tickets)  # a GPU may have much to finish first
-
-
-def ticket_of(loans: Loans, block: Any, key: Any, worker: Any, slot: int = -1) -> Ticket:
-    """A Ticket for what ``loans`` keep until they are dropped or the block taken back."""
-    if block is None:
-        return Ticket(key, slot)
+def ticket_of(loans: Loans, array: Any, key: Any, worker: Any) -> Ticket:
+    """A Ticket for what ``loans`` keep until they are dropped or the array taken back."""
     if key not in loans.lent:
-        loans.lent[key] = (block, np.frombuffer(secrets.token_bytes(16), np.uint8).copy())
-    block, token = loans.lent[key]
+        loans.lent[key] = (array, _token())
+    return _ticket(*loans.lent[key], key, worker)
+
+
+def _token() -> np.ndarray:
+    return np.frombuffer(secrets.token_bytes(16), np.uint8).copy()
+
+
+def _ticket(block: Any, token: np.ndarray, key: Any, worker: Any, slot: int = -1) -> Ticket:
     host, shared = isinstance(block, np.ndarray), None
     if not host:
         with contextlib.suppress(KernelError):  # it goes as a message
             shared = ipc.share(block)
     where = worker.address, this_host(), os.getpid(), block.ctypes.data if host else 0, shared
     name = block.dtype.name if block.dtype.isnative else block.dtype.str
-    lent = token.ctypes.data, token.tobytes()
-    return Ticket(key, slot, *where, block.shape, block.strides, name, *lent)
+    here = token.ctypes.data, token.tobytes()
+    return Ticket(key, slot, *where, block.shape, block.strides, name, *here)
 
 
-def lend_array(name: str, array: Any, worker: Any) -> Ticket:
-    """The Ticket of an array that is no block of Dask's; called on the worker that has it."""
-    return ticket_of(exchanges.setdefault(name, Loans()), array, "array", worker)
-
-
-async def _close(name: str) -> None:
-    """Return when this worker reads nothing more in the exchange, and has nothing of others
-    open."""
-    if name in exchanges:
-        exchanges[name].cancelled.set()
-        await asyncio.to_thread(exchanges[name].opened.close)
-
-
-def end_exchange(name: str, dask_worker: Any = None) -> Facts:
-    """The facts of the exchange; its blocks are let go, the tokens first."""
+def end_exchange(name: str) -> None:
+    """Let go what is lent in the exchange, the tokens first."""
     loans = exchanges.pop(name, None) or Loans()
-    loans.cancelled.set()
     loans.opened.close(0.0)
     for _, token in loans.lent.values():
         token[:] = 0
     loans.lent.clear()
-    return loans.facts
 
 
-async def serve(exchange: str, key: str, ends: Region) -> dict[str, Any]:
-    """What a borrower asks for through Dask (a handler of the worker): a part of a lent block; of
-    one on a GPU its bytes in host memory, in the order of `part_of`."""
-    if exchange not in exchanges or key not in exchanges[exchange].lent:
-        return {"status": "OK", "part": None}
-    block, _ = exchanges[exchange].lent[key]
-    if isinstance(block, np.ndarray):  # not ascontiguousarray: what has no dimensions would get one
-        part = np.asarray(block[slices(ends)], order="C")
-    else:  # by neither's event loop
-        lies = part_of(ends, block.strides, block.dtype.itemsize)
-        part = await asyncio.to_thread(ipc.to_host, block, lies)
-    return {"status": "OK", "part": to_serialize(part)}
+def server(data: Mapping[str, Any]) -> Callable[..., Any]:
+    """What a borrower asks for through Dask, a handler of the worker with this ``data``: a part of
+    a block, or of what is lent in an exchange; of one on a GPU its bytes in host memory, in the
+    order of `part_of`."""
+
+    async def serve(exchange: str, key: str, ends: Region) -> dict[str, Any]:
+        block = data.get(key)
+        if exchange:
+            block, _ = exchanges.get(exchange, Loans()).lent.get(key, (None, None))
+        if block is None:
+            return {"status": "OK", "part": None}
+        if isinstance(block, np.ndarray):
+            # not ascontiguousarray: what has no dimensions would get one
+            part = np.asarray(block[slices(ends)], order="C")
+        else:  # by neither's event loop
+            lies = part_of(ends, block.strides, block.dtype.itemsize)
+            part = await asyncio.to_thread(ipc.to_host, block, lies)
+        return {"status": "OK", "part": to_serialize(part)}
+
+    return serve
 
 
 # -- the borrower --------------------------------------------------------------------------------
 
 
 class Reader:
-    """Reads parts of other workers' blocks for the running task, and counts them."""
+    """Reads parts of other workers' blocks for the running task, and counts what it does."""
 
-    def __init__(self, exchange: str) -> None:
-        self.exchange, self.worker, self.task = exchange, get_worker(), thread_state.key
-        self.loans = exchanges.get(exchange) or Loans()
-        self.facts, self.spans = self.loans.facts, list[Span]()
+    def __init__(self, own: Iterable[Ticket], backend: str) -> None:
+        """``own``: of the blocks that the task was given."""
+        self.worker, self.task = get_worker(), thread_state.key
+        if any(ticket.address != self.worker.address for ticket in own):
+            raise LoanLostError(
+                f"{self.task} was lost with its worker, and what it read of others may be gone: "
+                f"make its array again"
+            )
+        self.opened, self.memory = ipc.Opened(), MEMORIES[backend]
+        self.held, self.spans = self.memory.reset_peak(), list[Span]()
+        self.reads, self.tiles = list[tuple[int, int]](), list[TileCount | None]()
+
+    def lent(self, block: Any) -> Any:
+        """The ``block`` that the task returns, with what was counted meanwhile."""
+        peak, counted = self.memory.peak_bytes(), {"reads": self.reads, "tiles": self.tiles}
+        return lent(block, held=self.held, peak=peak, **counted)
 
     def check(self) -> None:
-        """Raise CancelledError if the exchange is over."""
-        if self.loans.cancelled.is_set():
+        """Raise CancelledError if nobody waits for the task any more."""
+        task = self.worker.state.tasks.get(self.task)
+        if task is None or task.state == "cancelled":
             raise CancelledError("the product was cancelled or has failed elsewhere")
 
     def read(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
@@ -218,8 +228,7 @@ class Reader:
 
         ``ends``: (start, stop) per dimension. ``buffer`` is uint8, on the GPU if the block is on
         one, and nothing that was begun there still uses it; what comes as a message to host memory
-        leaves it alone. Raises LoanLostError if the block is not lent any more, or this task runs
-        again because its worker died: what it reads would not be counted.
+        leaves it alone. Raises LoanLostError if the block is gone.
         """
         ((_, part),) = self.read_by_rows(ticket, ends, buffer, rows=None)
         return part
@@ -231,31 +240,24 @@ class Reader:
 
         Counted as one piece. ``buffer`` is used again for every part.
         """
-        if self.exchange not in exchanges:
-            raise LoanLostError(
-                f"{self.task} was lost with its worker, and what other workers lent it is "
-                f"not lent any more: make its array again"
-            )
-        if not ticket.token:
-            raise LoanLostError(f"slot {ticket.slot} had lost {ticket.key} before it could lend it")
         (start, stop), total = ends[0] if ends else (0, 1), 0
         for first in range(start, stop, rows or max(1, stop - start)):
             self.check()
             begun, some = time(), ends
             if rows and ends:
                 some = ((first, min(first + rows, stop)), *ends[1:])
-            part = read_part(self.worker, self.exchange, ticket, some, buffer, self.loans.opened)
+            part = read_part(self.worker, "", ticket, some, buffer, self.opened)
             total += part.nbytes
             self.spans.append(("read", 0, begun, time()))
             yield first - start, part
-        self.facts.reads.append((ticket.slot, total))
+        self.reads.append((ticket.slot, total))
 
 
 def read_part(
     worker: Any, exchange: str, ticket: Ticket, ends: Region, buffer: Any, opened: ipc.Opened
 ) -> Any:
-    """A part of a block: from its owner's memory or GPU (``opened``: what is open of others') into
-    ``buffer``, else by Dask."""
+    """A part of a block, or of what is lent in an ``exchange``: from its owner's memory or GPU
+    (``opened``: what is open of others') into ``buffer``, else by Dask."""
     if ticket.host == this_host() and ticket.pid not in _refused:
         try:
             if ticket.pointer:
@@ -264,6 +266,9 @@ def read_part(
                 return _read_gpu(opened, ticket, ends, buffer)
         except (PermissionError, ipc.Unreachable):
             _refused.add(ticket.pid)
+        except MovedError:
+            if exchange:
+                raise
 
     async def ask() -> Any:
         owner = worker.rpc(ticket.address)

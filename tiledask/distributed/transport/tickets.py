@@ -19,8 +19,8 @@ from tiledask.plan.products.regions import Region
 from tiledask.tile import as_dtype, ipc
 
 __all__ = [
-    *("CancelledError", "LoanLostError", "Ticket", "check_lent", "laid_out", "let_siblings_read"),
-    *("part_of", "read_memory"),
+    *("CancelledError", "LoanLostError", "MovedError", "Ticket", "check_lent", "laid_out"),
+    *("let_siblings_read", "part_of", "read_memory"),
 ]
 
 _MOST_PIECES = 1024  # IOV_MAX of Linux: pieces of memory in one call
@@ -33,6 +33,10 @@ class CancelledError(RuntimeError):
 
 class LoanLostError(ClusterLostError):
     """The owner of a block is gone or has taken it back."""
+
+
+class MovedError(LoanLostError):
+    """The owner is there, and the block not where it was."""
 
 
 class Ticket(NamedTuple):
@@ -125,7 +129,7 @@ def _take(ticket: Ticket, starts: np.ndarray, lengths: np.ndarray, to: int) -> N
         if code in (errno.EPERM, errno.ENOSYS):
             raise PermissionError(code, os.strerror(code))
         why = os.strerror(code) if code else f"{got} of {wanted} bytes, or another's memory"
-        raise LoanLostError(
+        raise (LoanLostError if code == errno.ESRCH else MovedError)(
             f"the worker at {ticket.address} does not lend {ticket.key} any more: {why}"
         )
 
