@@ -7,21 +7,44 @@ call 1          ............ done
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
-from distributed import KilledWorker
+from distributed import Future, KilledWorker
 
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.tasks import slot_of
+from tiledask.distributed.deadlines import seconds_of
 from tiledask.distributed.transport.tickets import LoanLostError
 from tiledask.errors import ClusterLostError, DeadlineError
 
-__all__ = ["retry_lost"]
+__all__ = ["call_again", "retry_lost"]
 
 T = TypeVar("T")
 _CALLS = 20
 """After so many that were lost, the work itself is taken to end its workers."""
+
+
+def call_again(
+    cluster: Cluster,
+    blocks: Iterable[Future[Any]],
+    what: str,
+    timeout: float | None,
+    attempt: Callable[[], T],
+) -> T:
+    """What ``attempt()`` returns once the ``blocks`` are there; called again, with those that were
+    lost made again, if a worker dies meanwhile."""
+    blocks = [*blocks]
+
+    def once(number: int, seconds: float) -> T:
+        try:
+            cluster.wait(blocks, what, seconds)
+        except LoanLostError as lost:
+            raise ClusterLostError(f"{what}: {lost}") from lost
+        return attempt()
+
+    return retry_lost(cluster, [*map(slot_of, blocks)], seconds_of(timeout), once)
 
 
 def retry_lost(

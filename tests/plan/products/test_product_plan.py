@@ -215,8 +215,8 @@ def test_what_is_no_product_is_refused(name, a, b, options, message):
 # -- times, one rate at a time ---------------------------------------------------------------------
 
 # nothing takes time; a test slows down what it looks at
-NAMES = ("flops", "touch", "call", "read", "message", "run", "task", "request", "overlapped")
-FREE = MachineRates(**dict(zip(NAMES, (inf, inf, 0, inf, 0, 0, 0, 0, False), strict=True)))
+NAMES = ("flops", "touch", "call", "read", "message", "run", "task", "overlapped")
+FREE = MachineRates(**dict(zip(NAMES, (inf, inf, 0, inf, 0, 0, 0, False), strict=True)))
 
 
 def stretches(region, block):
@@ -263,7 +263,6 @@ def test_every_rate_counts_what_it_says(part, tilings, data, name):
     ]
     assert slowest(plan, touch=1.0) == max(passes)
     assert slowest(plan, task=1.0) == plan.ranks * (2 if plan.sums else 1)
-    assert slowest(plan, request=1.0) == (3 if plan.sums else 2)
     seconds, busy = product_seconds(
         plan, 4, 8, replace(FREE, flops=1.0, touch=8.0, read=4.0, overlapped=True)
     )

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from math import prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -132,18 +131,18 @@ class ShardedArray(Tiled):
         blocks: dict[Region, Future[Any]] = {}
         for region, block in zip(self.tiling.regions, self.blocks, strict=True):
             blocks.setdefault(region, block)
-        # along each dimension, where the intervals that are not empty begin and end
-        edges = [
-            sorted({at for a, b in ends if a < b for at in (a, b)}) or [0, 0]
+        # along each dimension, the intervals that are not empty
+        cuts = [
+            sorted({(a, b) for a, b in ends if a < b}) or [(0, 0)]
             for ends in zip(*blocks, strict=True)
         ]
         name = f"tiledask_blocks-{tokenize([str(block.key) for block in self.blocks])}"
         graph = {
-            (name, *(e.index(a) for e, (a, _) in zip(edges, region, strict=True))): block
+            (name, *(each.index(ends) for each, ends in zip(cuts, region, strict=True))): block
             for region, block in blocks.items()
-            if self.nbytes == 0 or all(a < b for a, b in region)
+            if all(ends in each for each, ends in zip(cuts, region, strict=True))
         }
-        chunks = tuple(tuple(b - a for a, b in pairwise(e)) for e in edges)
+        chunks = tuple(tuple(b - a for a, b in each) for each in cuts)
         meta = namespace(self.mesh.cluster.backend).empty((0,) * self.ndim, self.dtype)
         return da.Array(graph, name, chunks, meta=meta)
 
@@ -199,8 +198,7 @@ def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
     if (needs := array.nbytes + max(array.block_bytes)) > MEMORY_LIMIT:
         raise DoesNotFitError(
             f"{array!r} and one of its blocks have {format_bytes(needs)}, this process may hold "
-            f"{format_bytes(MEMORY_LIMIT)}; leave it on its mesh, or write it to a disk: "
-            f"array.to_dask().to_zarr(path)"
+            f"{format_bytes(MEMORY_LIMIT)}; array.to_dask().to_zarr(path) writes it to a disk"
         )
     wanted = dict[tuple[Any, ...], Future[Any]]()  # of replicas the first
     for at, region, block in zip(

@@ -1,15 +1,13 @@
 """Makes arrays whose blocks live on workers: from an array here, by a function there, of chunks.
 
-    distribute    a  --save once-->  spool file  --each slot reads its region-->  a block per rank
-                  a  --cut-->  a task's argument, where a worker does not see the spool
-    from_dask     x  --cut where its chunks lie-->  parts  --put together in the slots
+    distribute    a  --cut, saved-->  a file or an argument of each slot's task  -->  a block
+    from_dask     x  --cut where its chunks lie-->  parts  --put together in the slots-->  a block
 
 Blocks are made by tasks, never scattered: when a worker dies, Dask runs the task again and the
 block is back.
 """
 
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,9 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["distribute", "from_dask", "from_function"]
 
-SLAB = 2**25
-"""Bytes of a block that are read from a file at a time."""
-
 
 @bounded
 def distribute(
@@ -58,7 +53,7 @@ def distribute(
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     tiling = _placed(array.shape, array.dtype, mesh, placements)
     part, ranks = mesh.cluster.keep(array), zip(mesh.at, tiling.regions, strict=True)
-    given = [(part(slot, region), region) for slot, region in ranks]
+    given = [(part(slot, region),) for slot, region in ranks]
     return _made(_read_block, given, mesh, tiling, array.dtype, "distribute", timeout)
 
 
@@ -156,10 +151,9 @@ def _placed(
     needs = copies * max(map(region_size, tiling.regions)) * dtype.itemsize
     if needs > room.bytes:
         raise DoesNotFitError(
-            f"the largest block of {shape} {dtype} under {placements} has"
-            f"{' in parts and put together' * (copies > 1)} {format_bytes(needs)}, a worker may "
-            f"hold {room}; shard it over at least {-(-needs // max(1, room.bytes))} times as many "
-            f"ranks"
+            f"to make the largest block of {shape} {dtype} under {placements} takes "
+            f"{format_bytes(needs)}, a worker may hold {room}; shard it over at least "
+            f"{-(-needs // max(1, room.bytes))} times as many ranks"
         )
     return tiling
 
@@ -185,21 +179,11 @@ def _made(
 # -- on a worker -----------------------------------------------------------------------------------
 
 
-def _read_block(dtype: str, backend: str, source: str | np.ndarray, region: Region) -> Any:
-    """A block of a file in the spool, or of what `Cluster.keep` gave the task."""
-    found, xp = as_dtype(dtype), namespace(backend)
-    if not isinstance(source, str):
-        return lent(xp.asarray(source.view(found)))
-    block = xp.empty(extents_of(region), found)
-    rows = xp.atleast_1d(block)
-    # the pages of a mapped file are this process's until it is unmapped: a slab of rows at a time
-    (first, last), *others = region or ((0, 1),)
-    step = max(1, SLAB // max(1, block.nbytes // max(1, last - first)))
-    for start, stop in pairwise([*range(first, last, step), last]):
-        whole = np.atleast_1d(np.load(source, mmap_mode="r", allow_pickle=False))
-        part = whole.view(found)[slices(((start, stop), *others))]  # bfloat16 is saved as bytes
-        rows[start - first : stop - first] = xp.asarray(part)
-    return lent(block)
+def _read_block(dtype: str, backend: str, source: str | np.ndarray) -> Any:
+    """A block from a file in the spool, or from what `Cluster.keep` gave the task."""
+    block = np.load(source, allow_pickle=False) if isinstance(source, str) else source
+    # bfloat16 is saved as bytes
+    return lent(namespace(backend).asarray(block.view(as_dtype(dtype))))
 
 
 def _make_block(dtype: str, backend: str, function: Callable[..., Any], region: Region) -> Any:

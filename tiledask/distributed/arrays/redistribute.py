@@ -11,7 +11,8 @@ from time import perf_counter
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, placements_of
 from tiledask.distributed.deadlines import bounded
-from tiledask.distributed.products.worker import call_again, moves, run_stages
+from tiledask.distributed.products.worker import moves, run_stages
+from tiledask.distributed.retry import call_again
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.traffic import Traffic, collective, redistribution, traffic_of
 
@@ -52,7 +53,7 @@ def redistribute(
         made = array.mesh, target, array.dtype, done.blocks, name, Both(predicted, done.traffic)
         return ShardedArray(*made, seconds=perf_counter() - begun)
 
-    return call_again([array], f"the blocks of {array!r}", timeout, move)
+    return call_again(cluster, array.blocks, f"the blocks of {array!r}", timeout, move)
 
 
 def _reduced(source: Tiling, target: Tiling) -> Tiling | None:

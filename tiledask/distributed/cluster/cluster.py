@@ -289,21 +289,30 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         return [found[slot] for slot in range(self.slots)]
 
     def keep(self, array: np.ndarray) -> Callable[[int, Region], str | np.ndarray]:
-        """Of ``array`` a copy in the spool, where workers see that; and a function of (slot,
-        region): from what a task there makes the block, and a lost one again: the copy's path, or
-        the block itself."""
+        """A function of (slot, region) of ``array``: from what a task there makes the block, and a
+        lost one again: the path of a copy in the spool, where the worker sees that, or a copy."""
         self.check_alive()
-        path, near = self.spool / f"{uuid.uuid4().hex}.npy", [True] * self.slots
+        near, saved = [True] * self.slots, dict[Region, Path]()
         if not self.started_here:
             near = self.run(os.path.isdir, str(self.spool))
-        if any(near):
+
+        def part(slot: int, region: Region) -> str | np.ndarray:
+            if near[slot] and region in saved:
+                return str(saved[region])
+            block = np.array(array[slices(region)], order="C")
+            if not near[slot]:
+                return block
+            path = saved[region] = self.spool / f"{uuid.uuid4().hex}.npy"
             with on_disk(path):
                 try:
-                    np.save(path, array, allow_pickle=False)
+                    np.save(path, block, allow_pickle=False)
                 except OSError:
-                    path.unlink(missing_ok=True)
+                    for each in saved.values():
+                        each.unlink(missing_ok=True)
                     raise
-        return lambda slot, region: str(path) if near[slot] else array[slices(region)].copy()
+            return str(path)
+
+        return part
 
     # -- end --------------------------------------------------------------
 

@@ -27,10 +27,9 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 class Counted:
     """Filled when the ``counting`` block ends; where a worker did not say, there is nothing."""
 
-    held: tuple[int, ...] = ()
-    """Per slot, the bytes that the process (on a GPU: its memory pool) held at the start."""
     growth: tuple[int, ...] | None = None
-    """Per slot, the most bytes that it took beyond those; None if that could not be measured."""
+    """Per slot, the most bytes that the process (on a GPU: its memory pool) took beyond those it
+    held at the start; None if that could not be measured."""
     seconds: float = 0.0
 
     def ledger(self, resident: dict[str, tuple[int, ...]]) -> Ledger | None:
@@ -66,7 +65,7 @@ def counting(cluster: Cluster, timeout: float | None = None) -> Iterator[Counted
     try:
         memory = MEMORIES[cluster.backend]
         held = cluster.run(memory.reset_peak, timeout=seconds)
-        counted, begun = Counted(tuple(held)), time.perf_counter()
+        counted, begun = Counted(), time.perf_counter()
         yield counted
         counted.seconds = time.perf_counter() - begun
         try:

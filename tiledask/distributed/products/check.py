@@ -80,22 +80,20 @@ def check_product(
     >>> print(check_product(A, B, A @ B))  # doctest: +SKIP
     right: row 3 is off by 1.9e-06, rounding explains 0.00021
     """
-    if B.ndim != 2:
+    if B.ndim != 2 or Partial() in (*A.placements, *B.placements):
         raise PlacementError(
-            f"B is a matrix [k, n] here, got {B.shape}; compare vectors as they are"
+            f"A and B are matrices of blocks here, not partial sums, got {A!r} and {B!r}; "
+            f"redistribute sums, and compare vectors as they are"
         )
-    if Partial() in (*A.placements, *B.placements):
-        raise PlacementError("A and B have blocks to be looked at, not partial sums: redistribute")
     if Partial() in C.placements:
         summed = [Shard(0) if p == Partial() else p for p in C.placements]
-        C = redistribute(C, summed, timeout=timeout)
+        C = redistribute(C, summed)
     (k, n), dtype = B.shape, A.dtype
     w = np.where(np.random.default_rng(seed).integers(0, 2, n), 1, -1)
 
     def times(x: ShardedArray, y: np.ndarray) -> np.ndarray:
-        everywhere = [Replicate()] * x.mesh.ndim
-        vector = distribute(y.astype(dtype), x.mesh, everywhere, timeout=timeout)
-        return to_numpy(matmul(x, vector, timeout=timeout), timeout)
+        vector = distribute(y.astype(dtype), x.mesh, [Replicate()] * x.mesh.ndim)
+        return to_numpy(matmul(x, vector))
 
     expected, found = times(A, times(B, w)).astype(float), times(C, w).astype(float)
     sizes_a, sizes_b = (x.mapped(abs, x.tiling, "absolute") for x in (A, B))

@@ -1,14 +1,12 @@
 """Every algorithm for a product, side by side, and why one of them is chosen; nothing runs.
 
-What follows from the operands' tilings and types alone is found once for equal ones: products are
-often repeated. What a rank may hold is asked each time.
+It is found once for equal operands in equal memory: products are often repeated.
 """
 
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from math import inf, prod
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from tiledask.plan.products.cost import MachineRates, product_seconds
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms
 from tiledask.plan.products.product_plan import PANEL, RUNTIME
+from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.units import format_bytes, format_seconds, format_up
 from tiledask.tile import accumulator, kernels
@@ -37,25 +36,33 @@ class Choice:
     """One algorithm and what it would take."""
 
     algorithm: str
-    options: str = ""
     plan: Any = None
     """A ProductPlan; None if it cannot multiply these operands, and ``why_not`` says why."""
     why_not: str = ""
-    total: int = 0
-    """Bytes that move between ranks, all together."""
-    received: int = 0
-    """Bytes that reach the rank that receives most."""
-    messages: int = 0
-    traffic: Any = None
-    ledger: Any = None
+    traffic: Traffic = field(default_factory=partial(Traffic.of, 1))
+    """What moves between ranks."""
+    ledger: Ledger | None = None
     """What every rank holds, operands and result included."""
     fits: bool = False
-    same_mesh: bool = False
-    """Whether C lies on the mesh of A and B; only such plans are chosen unasked."""
     seconds: float = inf
     """Predicted; infinite where it cannot run, or nothing was measured."""
     busy: tuple[float, ...] = ()
     """Of each rank, predicted seconds of multiplying and summing."""
+
+    @property
+    def options(self) -> str:
+        """Those of the plan, in words."""
+        return self.plan.options if self.plan else ""
+
+    @property
+    def received(self) -> int:
+        """Bytes that reach the rank that receives most."""
+        return max(self.traffic.received)
+
+    @property
+    def same_mesh(self) -> bool:
+        """Whether C lies on the mesh of A and B; only such plans are chosen unasked."""
+        return bool(self.plan) and self.plan.result.mesh == self.plan.a.mesh
 
     @property
     def peak(self) -> int:
@@ -71,8 +78,6 @@ class Explanation(Printable):
     chosen: str
     """Name of the algorithm; empty if none fits."""
     why: str
-    advice: str
-    """Whether distributing pays, in a sentence."""
 
     def __getitem__(self, algorithm: str) -> Choice:
         return {choice.algorithm: choice for choice in self.choices}[algorithm]
@@ -90,24 +95,26 @@ class Explanation(Printable):
             return mark, c.algorithm, *("—",) * 5, "not as they lie"
         elsewhere = "" if c.same_mesh else f"C on {'x'.join(map(str, c.plan.result.mesh))}"
         notes = ", ".join(filter(None, (c.options, elsewhere if c.fits else "does not fit")))
-        sizes = format_bytes(c.received), format_bytes(c.total), f"{c.messages}"
+        sizes = format_bytes(c.received), format_bytes(c.traffic.total), f"{c.traffic.count}"
         cost = format_bytes(c.peak), format_seconds(c.seconds) if c.busy else "—"
         return mark, c.algorithm, *sizes, *cost, notes
 
     def to_dict(self) -> dict[str, Any]:
         """The same in bytes and seconds, for programs."""
-        names = "algorithm", "options", "why_not", "received", "total", "messages", "peak", "fits"
+        names = "algorithm", "options", "why_not", "received", "peak", "fits"
         rows = [
-            {name: getattr(c, name) for name in names} | {"seconds": c.seconds if c.busy else None}
+            {name: getattr(c, name) for name in names}
+            | {"total": c.traffic.total, "messages": c.traffic.count}
+            | {"seconds": c.seconds if c.busy else None}
             for c in self.choices
         ]
-        words = {name: getattr(self, name) for name in ("chosen", "why", "advice")}
-        return words | {"choices": rows}
+        return {"chosen": self.chosen, "why": self.why, "choices": rows}
 
     def printed(self) -> Iterator[Part]:
         """The table, and why."""
         yield self.table
-        yield from filter(None, (self.why, self.advice))
+        if self.why:
+            yield self.why
         yield (
             f"Bytes are those that ranks receive; a peak is A, B, C, panels, partial sums and "
             f"{format_bytes(RUNTIME)} + 2 % of runtime."
@@ -135,18 +142,12 @@ class ProductQuestion:
     algorithm: str | None = None
     panel: int | None = None
 
+    @lru_cache(64)  # noqa: B019
     def weigh(self, allowed: int) -> Explanation:
         """Every algorithm, and the one to take, where a rank may hold ``allowed`` bytes."""
         names = [self.algorithm] if self.algorithm else algorithms
         choices = tuple(self._choice(name, allowed) for name in names)
-        chosen, why = _chosen(choices, allowed, self.algorithm)
-        return Explanation(choices, chosen, why, self._advice(min(c.seconds for c in choices)))
-
-    def remembered(self, allowed: int) -> Explanation:
-        """What `weigh` finds: known of equal operands, if all that was found for them would fit."""
-        found = _in_plenty(self)
-        fits = max(choice.peak for choice in found.choices) <= allowed
-        return found if found.chosen and fits else self.weigh(allowed)
+        return Explanation(choices, *_chosen(choices, allowed, self.algorithm))
 
     def _choice(self, name: str, allowed: int) -> Choice:
         """The algorithm with panels as wide as fit, unless their width was asked for."""
@@ -164,40 +165,9 @@ class ProductQuestion:
         except PlacementError as error:
             return Choice(name, why_not=str(error))
         sizes = self.dtype.itemsize, accumulator(self.dtype).itemsize
-        traffic = plan.traffic(*sizes)
         timed = self.rates and product_seconds(plan, *sizes, self.rates)
-        seconds, busy = timed or (inf, ())
-        return Choice(
-            name,
-            plan.options,
-            plan,
-            total=traffic.total,
-            received=max(traffic.received),
-            messages=traffic.count,
-            traffic=traffic,
-            ledger=ledger,
-            fits=ledger.peak <= allowed,
-            same_mesh=plan.result.mesh == self.a.mesh,
-            seconds=seconds,
-            busy=busy,
-        )
-
-    def _advice(self, seconds: float) -> str:
-        """Whether distributing pays, where the fastest takes so many ``seconds``."""
-        rates = self.rates
-        if rates is None or self.a.ranks == 1 or seconds == float("inf"):
-            return ""
-        m, n, k = prod(self.a.shape[:-1]), prod(self.b.shape[1:]), self.a.shape[-1]
-        touched = (m * k + k * n + m * n) * self.dtype.itemsize
-        alone = 2 * m * n * k / rates.flops + touched / rates.touch + rates.call
-        words = f"one rank with the memory would take {format_seconds(alone)}."
-        return f"{'' if seconds < alone else 'Not worth distributing: '}{words}".capitalize()
-
-
-@lru_cache(64)
-def _in_plenty(question: ProductQuestion) -> Explanation:
-    """What `weigh` finds in any amount of memory."""
-    return question.weigh(sys.maxsize)
+        traffic, fits = plan.traffic(*sizes), ledger.peak <= allowed
+        return Choice(name, plan, "", traffic, ledger, fits, *(timed or ()))
 
 
 def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tuple[str, str]:
@@ -254,14 +224,13 @@ def check_kernel(kernel: str, arrays: str) -> None:
     """Raise KernelError for an unknown kernel, and for one that does not multiply ``arrays``,
     "numpy" or "cupy", which is what the workers hold."""
     takes = lookup(kernel).arrays
-    if takes == arrays or kernel == "blas":
-        return
-    others = ", ".join(name for name, info in kernels.items() if info.arrays == arrays)
-    runs, device = {"cupy": ("GPUs", "cuda"), "numpy": ("CPUs", "cpu")}[takes]
-    raise KernelError(
-        f"kernel {kernel!r} runs on {runs}, and the blocks are {arrays} arrays; use one of "
-        f"{others}, blas, or workers of td.start_cluster(device={device!r})"
-    )
+    if takes != arrays and kernel != "blas":
+        others = ", ".join(name for name, info in kernels.items() if info.arrays == arrays)
+        runs, device = {"cupy": ("GPUs", "cuda"), "numpy": ("CPUs", "cpu")}[takes]
+        raise KernelError(
+            f"kernel {kernel!r} runs on {runs}, and the blocks are {arrays} arrays; use one of "
+            f"{others}, blas, or workers of td.start_cluster(device={device!r})"
+        )
 
 
 def check_types(

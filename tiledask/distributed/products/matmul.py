@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.progress import Progress, announced, ended, watching
+from tiledask.distributed.cluster.progress import announced, ended
 from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.products.explain import (
@@ -28,7 +28,8 @@ from tiledask.distributed.products.explain import (
     refusal,
 )
 from tiledask.distributed.products.rates import rates_of
-from tiledask.distributed.products.worker import call_again, product_stages, run_stages
+from tiledask.distributed.products.worker import product_stages, run_stages
+from tiledask.distributed.retry import call_again
 from tiledask.errors import PlacementError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.product import algorithms, moves_nothing
@@ -55,15 +56,14 @@ def matmul(
     tile: int | tuple[int, int, int] | None = None,
     memory_limit: int | str | None = None,
     timeout: float | None = None,
-    progress: Progress = None,
     **elsewhere: Any,
 ) -> ShardedArray:
     """C = A @ B as a ShardedArray; A [..., k] may have leading dimensions, B is [k, n] or [k].
 
     Two dask.arrays give a lazy dask.array (`tiledask.distributed.products.lazy.multiply`), two
-    files a file (``out=``, ``cluster=``, see
+    files a file (``out=``, ``cluster=`` and more, see
     `tiledask.distributed.out_of_core.multiply.multiply_stored`); of the options below they take
-    ``kernel``, ``tile``, ``memory_limit``, and files ``timeout`` and ``progress``.
+    ``kernel``, ``tile``, ``memory_limit``, and files ``timeout``.
 
     algorithm
         One of ``td.algorithms``. Default: what moves nothing if the operands lie so, otherwise
@@ -77,9 +77,6 @@ def matmul(
         their processes hold beside A and B is measured first, and where Dask would move blocks to
         disk, pause or kill a worker (``distributed.worker.memory``) no plan may come. A plan that
         needs more raises DoesNotFitError before anything runs, with what would fit.
-    progress
-        Show how far the ranks are. Default: where somebody watches, after two seconds. A function
-        is called with (panels multiplied, panels in all), from another thread.
 
     Half types are summed in float32 and rounded once; only partial sums that are left as they are
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
@@ -92,7 +89,7 @@ def matmul(
     """
     if (multiply_others := _of_other_arrays(a, b)) is not None:
         given: dict[str, Any] = {"algorithm": algorithm, "panel": panel, "tile": tile}
-        given |= {"memory_limit": memory_limit, "timeout": timeout, "progress": progress}
+        given |= {"memory_limit": memory_limit, "timeout": timeout}
         given = {name: value for name, value in given.items() if value is not None} | elsewhere
         made: ShardedArray = multiply_others(a, b, kernel=kernel, **given)
         return made
@@ -104,8 +101,9 @@ def matmul(
     question = _question(a, b, kernel, algorithm, panel, tile)
     if algorithm is None and moves_nothing(a.tiling, b.tiling):
         question = replace(question, algorithm="local")
-    multiply = partial(_multiply, a, b, question, memory_limit, progress, timeout)
-    return call_again([a, b], f"the operands of {a.shape} @ {b.shape}", timeout, multiply)
+    multiply = partial(_multiply, a, b, question, memory_limit, timeout)
+    what, blocks = f"the operands of {a.shape} @ {b.shape}", (*a.blocks, *b.blocks)
+    return call_again(a.mesh.cluster, blocks, what, timeout, multiply)
 
 
 def explain(
@@ -210,12 +208,10 @@ def _choose(
     if question.algorithm is None:  # one algorithm's time is worth no measuring
         question = replace(question, rates=rates_of(cluster, a.dtype))
     has = cluster.memory_limit
-    found = question.remembered(
-        has if memory_limit is None else min(has, parse_bytes(memory_limit))
-    )
+    found = question.weigh(has if memory_limit is None else min(has, parse_bytes(memory_limit)))
     if not found.chosen or found[found.chosen].peak > SMALL * has:
         room = room_of(cluster, [a.blocks, b.blocks], memory_limit)
-        found = question.remembered(room.bytes)
+        found = question.weigh(room.bytes)
         if not found.chosen:
             raise refusal(found, room, question)
     return found[found.chosen]
@@ -226,18 +222,13 @@ def _multiply(
     b: ShardedArray,
     question: ProductQuestion,
     memory_limit: int | str | None,
-    progress: Progress,
     timeout: float | None,
 ) -> ShardedArray:
     """C of operands that are there, with what was predicted and what the workers counted."""
     cluster, slots, run, begun = a.mesh.cluster, a.mesh.at, uuid4().hex, perf_counter()
     choice = _choose(a, b, question, memory_limit)
-    what, page = f"{choice.algorithm} product {a.shape} @ {b.shape}", _page(choice)
-    panels = page["predicted"]["panels"]
-    with (
-        announced(cluster, run, **page) as on_page,
-        watching(progress, run, panels, what, cluster),
-    ):
+    what = f"{choice.algorithm} product {a.shape} @ {b.shape}"
+    with announced(cluster, run, **_page(choice)) as on_page:
         stages = product_stages(choice.plan, a.dtype.name, cluster.backend)
         how = {"kernel": question.kernel, "tile": question.tile, "run": run, "on_page": on_page}
         arrays = {"A": a.blocks, "B": b.blocks}

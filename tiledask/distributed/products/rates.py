@@ -2,7 +2,7 @@
 
 from statistics import median
 from time import perf_counter
-from timeit import repeat, timeit
+from timeit import repeat
 from typing import Any
 
 import numpy as np
@@ -42,14 +42,13 @@ def _measure(cluster: Cluster, dtype: str) -> MachineRates:
     tries = {slot: (own[slot], own[slot - 1], dtype, backend) for slot in range(cluster.slots)}
     jobs = cluster.submit_all(_try, tries, name="measure_rates")
     found = cluster.gather(jobs, "measuring rates", 60.0, cancel=True)
-    request = timeit(lambda: cluster.run(int), number=1)
     begun = perf_counter()
     empty = [cluster.submit(0, int, name="empty") for _ in range(_TASKS)]
     cluster.wait(empty, "empty tasks", cancel=True)
     task = (perf_counter() - begun) / _TASKS
     middle = {key: median(one[key] for one in found) for key in found[0]}
     free = backend == "cupy" or cluster.slots < CPU_COUNT
-    return MachineRates(**middle, task=task, request=request, overlapped=free)
+    return MachineRates(**middle, task=task, overlapped=free)
 
 
 def _block(backend: str) -> Any:

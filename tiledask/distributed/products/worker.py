@@ -5,21 +5,19 @@ sum        C = sum of the ranks' partial sums          where k is shared out, in
 move       C = the pieces of another tiling            what `redistribute` does
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pickle import dumps, loads
 from time import time
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from distributed import Future
 
-from tiledask.distributed.arrays.array import ShardedArray
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.progress import reporter
-from tiledask.distributed.deadlines import seconds_of
 from tiledask.distributed.products.panels import (
     Held,
     finish,
@@ -27,10 +25,8 @@ from tiledask.distributed.products.panels import (
     place_in,
     prefetched,
 )
-from tiledask.distributed.retry import retry_lost
 from tiledask.distributed.transport.blocks import Made, Reader, made_of, submit_blocks
-from tiledask.distributed.transport.tickets import LoanLostError, Ticket
-from tiledask.errors import ClusterLostError
+from tiledask.distributed.transport.tickets import Ticket
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product_plan import AHEAD, ProductPanel, ProductPlan
 from tiledask.plan.products.regions import Region, around, ends_within, extents_of, region_size
@@ -38,10 +34,7 @@ from tiledask.plan.products.traffic import Piece, Traffic
 from tiledask.tile import TileCount, TileTraffic, accumulator, as_dtype
 from tiledask.tile.backend import namespace, synchronize
 
-__all__ = ["SUM_BYTES", "Stages", "call_again", "moves", "product_stages", "run_stages"]
-__all__ += ["summed_in"]
-
-T = TypeVar("T")
+__all__ = ["SUM_BYTES", "Stages", "moves", "product_stages", "run_stages", "summed_in"]
 
 SUM_BYTES = {"numpy": 2**20, "cupy": 2**25}
 """Bytes of a partial sum that are fetched at a time for the sum: they stay in cache."""
@@ -183,23 +176,6 @@ def run_stages(
         tuple(max(0, each) for each in growth),
         TileCount.of(count for made in every for count in made.tiles),
     )
-
-
-def call_again(
-    arrays: Sequence[ShardedArray], what: str, timeout: float | None, attempt: Callable[[], T]
-) -> T:
-    """What ``attempt()`` returns once the ``arrays`` are there; called again, with what was lost of
-    them made again, if a worker dies meanwhile."""
-    cluster, slots = arrays[0].mesh.cluster, arrays[0].mesh.at
-
-    def once(number: int, seconds: float) -> T:
-        try:
-            cluster.wait([block for x in arrays for block in x.blocks], what, seconds)
-        except LoanLostError as lost:
-            raise ClusterLostError(f"{what}: {lost}") from lost
-        return attempt()
-
-    return retry_lost(cluster, slots, seconds_of(timeout), once)
 
 
 def _run_rank(given: bytes, *own: Any) -> Any:

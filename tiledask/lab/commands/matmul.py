@@ -49,9 +49,10 @@ def run_matmul(args: argparse.Namespace) -> Run:
         choice: Any = found[algorithm]
         runtime = max(choice.ledger.by_tensor(d)["runtime"] for d in choice.ledger.places)
         yield (
-            f"{format_bytes(choice.total)} move between workers, {format_bytes(choice.received)} "
-            f"to the one that receives most; the fullest holds {format_bytes(choice.peak)}, of "
-            f"which {format_bytes(runtime)} are for BLAS, interpreter and allocator."
+            f"{format_bytes(choice.traffic.total)} move between workers, "
+            f"{format_bytes(choice.received)} to the one that receives most; the fullest holds "
+            f"{format_bytes(choice.peak)}, of which {format_bytes(runtime)} are for BLAS, "
+            f"interpreter and allocator."
         )
     else:
         problem = RandomProduct.random(m, n, k, dtype.name)
@@ -76,8 +77,6 @@ def run_matmul(args: argparse.Namespace) -> Run:
     for row in found.choices:
         if row.plan is None:
             yield f"{row.algorithm} refused: {row.why_not if row.algorithm != 'local' else LOCAL}"
-    if not args.no_run:
-        yield found.advice
     facts = found.to_dict()
     chosen = next(row for row in facts["choices"] if row["algorithm"] == algorithm)
     return code, result | {"predicted": chosen, "explain": facts}

@@ -195,7 +195,7 @@ def _proposal(shape: tuple[int, int, int], way: Blocking, device: str) -> Propos
     rates = MachineRates(
         flops=min(gpu.peak("fp32"), 2 * float(prod(shape)) / loaded * gpu.memory_bandwidth),
         touch=gpu.memory_bandwidth, call=0.0, read=link.reached, message=link.latency, run=0.0,
-        task=0.0, request=0.0, overlapped=True,
+        task=0.0, overlapped=True,
     )  # fmt: skip
     held = ledger_of(plan, FLOAT, "tiled", way.tile).peak
     seconds, _ = product_seconds(plan, ITEM, ITEM, rates)

@@ -2,7 +2,7 @@
 
 a rank's time  =  multiply + read (or the larger of the two, where reading takes no core)
                   + sum of the partial sums
-the product's  =  the slowest rank's + tasks and requests
+the product's  =  the slowest rank's + tasks
 """
 
 from collections.abc import Iterable
@@ -35,8 +35,6 @@ class MachineRates:
     """Seconds for each stretch of memory that a piece is made of."""
     task: float
     """Seconds of Dask for one task, submitting and waiting included."""
-    request: float
-    """Seconds for one question to all workers."""
     overlapped: bool
     """Whether reading goes on beside multiplying: False if every core multiplies already."""
 
@@ -62,10 +60,8 @@ def product_seconds(
         together = max(multiply, read) if rates.overlapped else multiply + read
         slowest = max(slowest, together + add)
         busy.append(multiply + add)
-    # where partial sums are added up, that is a task too, and they are lent
-    tasks, requests = (2, 3) if plan.sums else (1, 2)
-    overhead = tasks * plan.ranks * rates.task + requests * rates.request
-    return slowest + overhead, tuple(busy)
+    tasks = plan.ranks * (2 if plan.sums else 1)  # partial sums are added up by tasks too
+    return slowest + tasks * rates.task, tuple(busy)
 
 
 def _reading(
