@@ -84,11 +84,10 @@ def test_any_chunks_any_shape_any_type_any_cuts(seed, monkeypatch):
     for _ in range(30):
         a, b, x, y = operands(rng)
         x, y = rng.choice([(x, y), (x, y), (a, y), (x, b)])
-        least = 2 * (a.nbytes + b.nbytes) + 1000
-        options = {"memory_limit": rng.choice((None, None, "100kB", least))}
-        options["kernel"] = rng.choice(("blas", "blas", "tiled", "loops"))
+        kernel = rng.choice(("blas", "blas", "tiled", "loops"))
+        monkeypatch.setattr(lazy, "CHUNKS", rng.choice((3, 1e-5, 1e-6)))
         with dask.config.set(num_workers=rng.choice((1, 2, 3, 8))):
-            c = multiply(x, y, **options)
+            c = multiply(x, y, kernel=kernel)
         same(c, a, b, scheduler=rng.choice(("synchronous", "threads")))
 
 
@@ -178,8 +177,8 @@ PYTHON = 400_000
 def test_no_task_holds_more_than_it_may(dtype, limit, chunks):
     a, b = integers((600, 700), dtype=dtype), integers((700, 500), 1, dtype)
     x, y = da.from_array(a, chunks).persist(), da.from_array(b, chunks[::-1]).persist()
-    with dask.config.set(num_workers=2):
-        c = multiply(x, y, memory_limit=limit)
+    with dask.config.set({"array.chunk-size": limit // lazy.CHUNKS}, num_workers=2):
+        c = multiply(x, y)
     assert held(c) - PYTHON <= limit
     np.testing.assert_array_equal(c.compute(), (a.astype("f4") @ b.astype("f4")).astype(a.dtype))
 
@@ -209,7 +208,8 @@ def test_threads_hold_no_more_of_a_taller_product(tall):
 @pytest.mark.parametrize("threads", [1, 4, 6, 16])
 def test_large_products_occupy_every_thread_evenly_and_the_long_side_is_read_once(m, k, n, threads):
     x, y = da.ones((m, k), chunks=1000), da.ones((k, n), chunks=1000)
-    extents = lazy._cut(x, y, threads, 10**12)
+    with dask.config.set({"array.chunk-size": 10**12}):
+        extents = lazy._cut(x, y, threads)
     rows, panels, columns = (-(-n // of) for n, of in zip((m, k, n), extents, strict=True))
     tasks = rows * panels * columns
     assert tasks % threads == 0 or tasks > 32 * threads
@@ -237,11 +237,8 @@ def test_lazy_and_persisted_operands_on_a_cluster(client):
 def test_a_plan_is_for_all_slots_of_the_cluster_whoever_is_away(cluster, client, monkeypatch):
     """And so are the bits of the product: who is lost comes back."""
     x = da.ones((900, 900), chunks=300, dtype="f4")
-    name, (threads, may_hold) = multiply(x, x, kernel="tiled").name, lazy._active(x, x)
-    assert threads == cluster.slots
-    assert 0 < may_hold < cluster.memory_limit
-    monkeypatch.setattr(lazy, "workers_of", lambda client: {})
-    assert multiply(x, x, kernel="tiled").name == name
+    monkeypatch.setattr(client, "nthreads", dict)
+    assert lazy._threads(x, x) == cluster.slots
 
 
 def received(client):

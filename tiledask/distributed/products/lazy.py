@@ -18,10 +18,8 @@ import numpy as np
 from dask.base import get_scheduler
 from dask.system import CPU_COUNT
 from distributed import Client
-from distributed.system import MEMORY_LIMIT
 
 from tiledask.distributed.cluster.cluster import RUNNING
-from tiledask.distributed.cluster.tasks import workers_of
 from tiledask.distributed.products.explain import check_kernel, check_types
 from tiledask.errors import PlacementError
 from tiledask.plan.units import divisors, parse_bytes
@@ -30,9 +28,8 @@ from tiledask.tile.backend import accumulator, aligned, array_namespace, on_devi
 
 __all__ = ["multiply"]
 
-SHARE = 0.3
-"""The share of a worker's memory that its product tasks may hold; the blocks of x and y that
-live there, and whatever else it keeps, have the rest."""
+CHUNKS = 3
+"""What a task may hold, in chunks of Dask's setting array.chunk-size."""
 SMALL, LIGHT = 10**8, 2**24
 """FLOP, and bytes of operands, below which a task is not cut: to run it costs as much as so few."""
 FINEST = 2**16
@@ -43,18 +40,13 @@ FAN = 4
 """Panels that one task adds up."""
 
 
-def multiply(
-    x: Any, y: Any, *, memory_limit: int | str | None = None, kernel: str = "blas", tile: Any = None
-) -> da.Array:
+def multiply(x: Any, y: Any, *, kernel: str = "blas", tile: Any = None) -> da.Array:
     """x @ y as a lazy dask.array, for dask.arrays of any chunks.
 
     x is (..., m, k) or (k) and y is (k, n) or (k), both float16, bfloat16, float32 or float64; one
-    of them may be a NumPy array. The chunks of the result are tiles that were chosen for the
-    scheduler that is active now; any scheduler can run it.
+    of them may be a NumPy array. The chunks of the result are tiles for the scheduler that is
+    active now, of Dask's setting ``array.chunk-size`` at most; any scheduler can run it.
 
-    memory_limit
-        Bytes to which the tiles of one task are cut. Default: 30 % of what a thread of the active
-        scheduler has.
     kernel, tile
         How a task multiplies: see ``td.tile.matmul``.
 
@@ -65,19 +57,17 @@ def multiply(
     144.0
     """
     x, y = _operands(x, y, kernel)
-    how: dict[str, Any] = {"memory_limit": memory_limit, "kernel": kernel, "tile": tile}
     c: da.Array
     if x.ndim == 1:
-        c = multiply(x[None], y, **how)[0]
+        c = multiply(x[None], y, kernel=kernel, tile=tile)[0]
         return c
     if y.ndim == 1:
-        c = multiply(x, y[:, None], **how)[..., 0]
+        c = multiply(x, y[:, None], kernel=kernel, tile=tile)[..., 0]
         return c
     if 0 in (*x.shape, *y.shape):
         c = da.zeros_like(x, shape=(*x.shape[:-1], y.shape[1]), chunks=-1)
         return c
-    threads, limit = _active(x, y)
-    *rows, panel, columns = _cut(x, y, threads, parse_bytes(memory_limit or limit))
+    *rows, panel, columns = _cut(x, y, _threads(x, y))
     # not Dask's way through a client that is the default: any scheduler is to compute it
     x = x.rechunk((*rows, panel), method="tasks")
     y = y.rechunk((panel, columns), method="tasks")
@@ -119,14 +109,15 @@ def _add(panels: Any, axis: Any, keepdims: bool, dtype: Any = None) -> Any:
         return c if keepdims else c[..., 0, :].astype(dtype, copy=False)
 
 
-def _cut(x: da.Array, y: da.Array, threads: int, limit: int) -> list[int]:
+def _cut(x: da.Array, y: da.Array, threads: int) -> list[int]:
     """Extents of chunks along x's rows, the summed dimension and y's columns: for each of the
-    ``threads`` a task or more, of ``limit`` bytes. Whichever side of a task is the longest is cut,
+    ``threads`` a task or more, that holds CHUNKS. Whichever side of a task is the longest is cut,
     so the least moves [1]_; one that is longer by far into more tasks than that: so less is held.
 
     .. [1] Demmel et al., "Communication-optimal parallel recursive rectangular matrix
        multiplication", IPDPS 2013.
     """
+    limit = CHUNKS * parse_bytes(dask.config.get("array.chunk-size"))
     m, (k, n), parts = prod(x.shape[:-1]), y.shape, [1, 1, 1]
     most = max(ceil(2 * m * k * n / SMALL), (x.nbytes + y.nbytes) // LIGHT)
     tasks, wide = min(threads, most), accumulator(x.dtype).itemsize
@@ -149,21 +140,15 @@ def _cut(x: da.Array, y: da.Array, threads: int, limit: int) -> list[int]:
     return [*rows, ceil(k / parts[1]), ceil(n / parts[2])]
 
 
-def _active(x: da.Array, y: da.Array) -> tuple[int, int]:
-    """Of the scheduler that is active now, (tasks that it runs at a time, bytes that each of them
-    may hold)."""
-    get = get_scheduler(collections=[x, y])
-    client, threads, memory = getattr(get, "__self__", None), 1, MEMORY_LIMIT
-    ours = next((cluster for cluster in RUNNING if cluster.client is client), None)
-    if ours is not None:  # of all slots, whoever is away now: plans, and so bits, stay the same
-        ours.check_alive()
-        threads, memory = ours.slots, ours.memory_limit * ours.slots
-    elif isinstance(client, Client) and (workers := list(workers_of(client).values())):
-        threads = sum(each["nthreads"] for each in workers)
-        memory = sum(each["memory_limit"] or MEMORY_LIMIT // len(workers) for each in workers)
-    elif get is not dask.local.get_sync:
-        threads = dask.config.get("num_workers", None) or CPU_COUNT
-    return threads, int(SHARE * memory / threads)
+def _threads(x: da.Array, y: da.Array) -> int:
+    """Tasks that the scheduler which is active now runs at a time."""
+    client = getattr(get_scheduler(collections=[x, y]), "__self__", None)
+    for cluster in RUNNING:
+        if cluster.client is client:
+            return cluster.slots  # whoever is away now: plans, and so bits, stay the same
+    if isinstance(client, Client):
+        return sum(client.nthreads().values()) or 1
+    return dask.config.get("num_workers", None) or CPU_COUNT
 
 
 def _operands(x: Any, y: Any, kernel: str) -> list[da.Array]:

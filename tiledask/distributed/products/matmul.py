@@ -63,7 +63,7 @@ def matmul(
     Two dask.arrays give a lazy dask.array (`tiledask.distributed.products.lazy.multiply`), two
     files a file (``out=``, ``cluster=`` and more, see
     `tiledask.distributed.out_of_core.multiply.multiply_stored`); of the options below they take
-    ``kernel``, ``tile``, ``memory_limit``, and files ``timeout``.
+    ``kernel`` and ``tile``, and files ``memory_limit`` and ``timeout``.
 
     algorithm
         One of ``td.algorithms``. Default: what moves nothing if the operands lie so, otherwise
@@ -230,7 +230,7 @@ def _multiply(
     what = f"{choice.algorithm} product {a.shape} @ {b.shape}"
     with announced(cluster, run, **_page(choice)) as on_page:
         stages = product_stages(choice.plan, a.dtype.name, cluster.backend)
-        how = {"kernel": question.kernel, "tile": question.tile, "run": run, "on_page": on_page}
+        how = {"kernel": question.kernel, "tile": question.tile, "run": run if on_page else ""}
         arrays = {"A": a.blocks, "B": b.blocks}
         done = run_stages(cluster, slots, stages, arrays, what, timeout, **how)
     mesh, result = a.mesh, choice.plan.result

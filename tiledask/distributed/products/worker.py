@@ -74,9 +74,7 @@ class RankWork(NamedTuple):
     kernel: str = "blas"
     tile: Any = None
     run: str = ""
-    """The run that it reports on."""
-    on_page: bool = False
-    """Whether the dashboard's page shows how far it is."""
+    """The run that it reports on to the dashboard's page; none if that does not show it."""
     tickets: Mapping[tuple[str, int], Ticket] = {}
     """By (array, rank), of its own blocks and those that it reads."""
 
@@ -153,7 +151,7 @@ def run_stages(
     """Run the ``stages``, (name of its tasks, work by rank), one after the other.
 
     ``arrays`` are "A", "B" and "partial", blocks by rank: what one stage leaves are the partial
-    sums of the next. ``how``: kernel, tile, the run, and whether the page shows it.
+    sums of the next. ``how``: kernel, tile and run.
     """
     blocks, done = list[Future[Any]](), list[list[Made]]()
     for name, works in stages:
@@ -198,7 +196,7 @@ class _Rank:
     def __init__(self, work: RankWork, own: dict[str, Any], reader: Reader) -> None:
         self.work, self.own, self.reader, self.spans = work, own, reader, reader.spans
         # not a method: a circle of references would keep the blocks until Python looks for circles
-        spans = partial(_spans, work, reader) if work.on_page else None
+        spans = partial(_spans, work, reader)
         self.panel_done = reporter(work.run, work.rank, len(work.panels), spans)
         self.c = self._empty(extents_of(work.region), as_dtype(work.dtypes[1]))
 
@@ -209,7 +207,7 @@ class _Rank:
         elif not self.work.panels:
             self.c[...] = 0
         self._multiply()
-        if self.work.on_page:
+        if self.work.run:
             self.panel_done(at_end=True)
         return self.c.astype(as_dtype(self.work.dtypes[2]), copy=False)
 
@@ -241,7 +239,8 @@ class _Rank:
                 )
                 del a, b  # on a GPU they are memory that the next panel takes
                 self.spans.append(("multiply", number, begun, time()))
-                self.panel_done()
+                if work.run:
+                    self.panel_done()
         if work.panels or "partial" not in work.tilings:
             self.reader.tiles.append(TileCount.of(loaded))
 
@@ -258,8 +257,7 @@ class _Rank:
                 if piece.source == self.work.rank:
                     part = self._own(name, piece)
                 else:
-                    place = None if buffer is None else buffer[at:]
-                    part = self.reader.read(*self._lent(name, piece), place)
+                    part = self.reader.read(*self._lent(name, piece), buffer[at:])
                     at += self._bytes(piece)
                 held[-1].append((piece.region, part))
         return held
