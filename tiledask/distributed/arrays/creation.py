@@ -99,10 +99,8 @@ def from_dask(
             f"from_dask takes a dask.array, got {type(x).__name__}; td.distribute takes NumPy's"
         )
     if any(np.isnan(x.shape)):
-        raise PlacementError(
-            f"x has chunks of unknown size, its shape is {x.shape}, and blocks need numbers; "
-            f"x.compute_chunk_sizes() finds them out"
-        )
+        words = "x has chunks of unknown size; x.compute_chunk_sizes() finds them out"
+        raise PlacementError(f"{words}, its shape is {x.shape}")
     x = x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     tiling = _placed(x.shape, x.dtype, mesh, placements, copies=2)
     # parts are cut where the chunks lie, so that only they travel, and put together in the slots
@@ -135,13 +133,12 @@ def _placed(
             f"arrays lie on a mesh, got {type(mesh).__name__}; td.Mesh(cluster, (2, 2)) makes one"
         )
     mesh.cluster.check_alive()
-    placements = placements_of(placements)
-    if Partial() in placements:
+    tiling = Tiling(shape, mesh.shape, placements_of(placements))
+    if Partial() in tiling.placements:
         raise PlacementError(
-            f"an array cannot be distributed as {placements}: its partial sums are not unique. Use "
-            f"Shard(dim) or Replicate()"
+            f"an array cannot be distributed as {tiling.placements}: its partial sums are not "
+            f"unique; use Shard(dim) or Replicate()"
         )
-    tiling = Tiling(shape, mesh.shape, placements)
     if dtype.kind not in "fiu" and dtype.name != "bfloat16":
         raise PlacementError(
             f"blocks hold real numbers (float16/32/64, bfloat16 or integers), got dtype {dtype}; "
@@ -151,7 +148,7 @@ def _placed(
     needs = copies * max(map(region_size, tiling.regions)) * dtype.itemsize
     if needs > room.bytes:
         raise DoesNotFitError(
-            f"to make the largest block of {shape} {dtype} under {placements} takes "
+            f"to make the largest block of {shape} {dtype} under {tiling.placements} takes "
             f"{format_bytes(needs)}, a worker may hold {room}; shard it over at least "
             f"{-(-needs // max(1, room.bytes))} times as many ranks"
         )
@@ -194,8 +191,7 @@ def _make_block(dtype: str, backend: str, function: Callable[..., Any], region: 
     if block.shape != expected or not np.can_cast(block.dtype, found, "same_kind"):
         raise PlacementError(
             f"the function gave a block of shape {block.shape} of {block.dtype} for the slices "
-            f"{region}, must have shape {expected} and a type that {dtype} holds; return exactly "
-            f"the slices it is called with, cast there what may be cast"
+            f"{region}, must have shape {expected} and a type that {dtype} holds"
         )
     return lent(block.astype(found, copy=False))
 

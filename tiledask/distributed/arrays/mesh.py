@@ -52,10 +52,8 @@ class Mesh:
         cluster = connect(self.cluster)
         shape = tuple(self.shape) if isinstance(self.shape, Sequence) else (self.shape,)
         if not shape or not all(is_whole(n, 1) for n in shape):
-            raise PlacementError(
-                f"a mesh shape is a tuple of whole numbers of 1 or more, such as (2, 2); "
-                f"got {self.shape!r}"
-            )
+            words = "a mesh shape is a tuple of whole numbers of 1 or more, such as (2, 2)"
+            raise PlacementError(f"{words}; got {self.shape!r}")
         shape, ranks = tuple(map(int, shape)), prod(shape)
         if ranks > cluster.slots:
             raise PlacementError(
@@ -84,8 +82,7 @@ class Mesh:
     @property
     def hosts(self) -> tuple[str, ...]:
         """The host of each rank."""
-        hosts = self.cluster.hosts
-        return tuple(hosts[slot] for slot in self.at)
+        return tuple(self.cluster.hosts[slot] for slot in self.at)
 
     @property
     def ranks(self) -> int:

@@ -11,7 +11,7 @@ from tiledask.distributed.cluster import device_memory, host_memory
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import DeadlineError
-from tiledask.plan.ledger import ALWAYS, Ledger, Row
+from tiledask.plan.ledger import Ledger, Row
 
 __all__ = ["MEMORIES", "Call", "Counted", "counting"]
 
@@ -32,20 +32,12 @@ class Counted:
     held at the start; None if that could not be measured."""
     seconds: float = 0.0
 
-    def ledger(self, resident: dict[str, tuple[int, ...]]) -> Ledger | None:
-        """The measured Ledger: ``resident`` bytes by tensor class, plus the growth, of every slot;
-        None if that could not be measured."""
+    def ledger(self) -> Ledger | None:
+        """The measured Ledger, a place per slot; None if that could not be measured."""
         if self.growth is None:
             return None
-        rows = [
-            Row(slot, tensor, ALWAYS, nbytes, source="bytes of the blocks on the worker")
-            for tensor, per_slot in resident.items()
-            for slot, nbytes in enumerate(per_slot)
-        ]
-        for slot, grown in enumerate(self.growth):
-            source = "peak resident set - at start"
-            rows.append(Row(slot, "process growth", "product", grown, source=source))
-        return Ledger.of(rows)
+        given = "process growth", "product"
+        return Ledger.of(Row(slot, *given, grown) for slot, grown in enumerate(self.growth))
 
 
 @contextmanager

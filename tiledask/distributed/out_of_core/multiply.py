@@ -137,7 +137,7 @@ def multiply_stored(
     return replace(
         c,
         plan=plan,
-        memory=Both(plan.ledger, counted.ledger({})),
+        memory=Both(plan.ledger, counted.ledger()),
         bytes_read=Both(plan.bytes_read, nbytes),
         seconds=counted.seconds,
     )

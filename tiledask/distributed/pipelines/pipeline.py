@@ -204,7 +204,7 @@ def run_schedule(
     took[1:][schedule.paired[:-1]] = 0.0  # of a pair each half has the time of both
     replayed = timed(schedule, costs_of(schedule, 0.0, 0.0)._replace(work=took))
     timelines = measured, simulated, replayed
-    return PipelineRun(*joined(done), traffic, *timelines, counted.ledger({}), error)
+    return PipelineRun(*joined(done), traffic, *timelines, counted.ledger(), error)
 
 
 def _ran(

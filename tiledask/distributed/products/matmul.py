@@ -87,7 +87,7 @@ def matmul(
     ``timeout`` seconds (default 300): A and B stay as they are; ClusterLostError for an operand
     that was itself a product, or redistributed, and went with a worker since: make it again.
     """
-    if (multiply_others := _of_other_arrays(a, b)) is not None:
+    if multiply_others := _of_other_arrays(a, b):
         given: dict[str, Any] = {"algorithm": algorithm, "panel": panel, "tile": tile}
         given |= {"memory_limit": memory_limit, "timeout": timeout}
         given = {name: value for name, value in given.items() if value is not None} | elsewhere
@@ -107,11 +107,7 @@ def matmul(
 
 
 def explain(
-    a: ShardedArray,
-    b: ShardedArray,
-    *,
-    kernel: str = "blas",
-    memory_limit: int | str | None = None,
+    a: ShardedArray, b: ShardedArray, *, kernel: str = "blas", memory_limit: int | str | None = None
 ) -> Explanation:
     """Every algorithm for A @ B, what it would take, and which is chosen and why; nothing runs.
 
@@ -133,13 +129,12 @@ def _question(
     tile: Any = None,
 ) -> ProductQuestion:
     """The question of a product of arrays that multiply, with the rates that are known by now."""
-    for name, x in (("A", a), ("B", b)):
-        if not isinstance(x, ShardedArray):
-            raise TypeError(
-                f"{name} is a {type(x).__name__}; td.matmul multiplies two sharded arrays, two "
-                f"dask.arrays or two files: td.distribute(x, mesh, placements) makes the first, "
-                f"td.open_array(path) the last, and td.tile.matmul takes plain arrays"
-            )
+    if not isinstance(a, ShardedArray) or not isinstance(b, ShardedArray):
+        raise TypeError(
+            f"A is a {type(a).__name__} and B a {type(b).__name__}; td.matmul multiplies two "
+            f"sharded arrays, two dask.arrays or two files: td.distribute(x, mesh, placements) "
+            f"makes the first, td.open_array(path) the last; td.tile.matmul takes plain arrays"
+        )
     cluster = a.mesh.cluster
     if cluster is not b.mesh.cluster or a.mesh.at != b.mesh.at:
         raise PlacementError(
