@@ -87,13 +87,14 @@ def check_product(
         )
     if Partial() in C.placements:
         summed = [Shard(0) if p == Partial() else p for p in C.placements]
-        C = redistribute(C, summed)
+        C = redistribute(C, summed, timeout=timeout)
     (k, n), dtype = B.shape, A.dtype
     w = np.where(np.random.default_rng(seed).integers(0, 2, n), 1, -1)
 
     def times(x: ShardedArray, y: np.ndarray) -> np.ndarray:
-        vector = distribute(y.astype(dtype), x.mesh, [Replicate()] * x.mesh.ndim)
-        return to_numpy(matmul(x, vector))
+        everywhere = [Replicate()] * x.mesh.ndim
+        vector = distribute(y.astype(dtype), x.mesh, everywhere, timeout=timeout)
+        return to_numpy(matmul(x, vector, timeout=timeout), timeout)
 
     expected, found = times(A, times(B, w)).astype(float), times(C, w).astype(float)
     sizes_a, sizes_b = (x.mapped(abs, x.tiling, "absolute") for x in (A, B))

@@ -40,7 +40,7 @@ from tiledask.tile.table import meant
 
 __all__ = ["algorithms", "explain", "matmul"]
 
-SMALL = 1 / 16
+SMALL = {"numpy": 1 / 16, "cupy": 0}
 """The share of a worker's memory that a product may take unasked: Dask leaves it more than that
 between where it pauses a worker, which then begins nothing, and where it kills one."""
 
@@ -74,9 +74,10 @@ def matmul(
         How each rank multiplies its blocks: see ``td.tile.matmul``.
     memory_limit
         Bytes a rank may hold, A's and B's blocks included. Never more than the workers have: what
-        their processes hold beside A and B is measured first, and where Dask would move blocks to
-        disk, pause or kill a worker (``distributed.worker.memory``) no plan may come. A plan that
-        needs more raises DoesNotFitError before anything runs, with what would fit.
+        their processes hold beside A and B is measured first, unless the product is small beside
+        that, and where Dask would move blocks to disk, pause or kill a worker
+        (``distributed.worker.memory``) no plan may come. A plan that needs more raises
+        DoesNotFitError before anything runs, with what would fit.
 
     Half types are summed in float32 and rounded once; only partial sums that are left as they are
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
@@ -199,12 +200,11 @@ def _choose(
     a: ShardedArray, b: ShardedArray, question: ProductQuestion, memory_limit: int | str | None
 ) -> Choice:
     """The plan to run. Unless it is SMALL, workers are asked what they hold beside A and B."""
-    cluster = a.mesh.cluster
+    cluster, has = a.mesh.cluster, a.mesh.cluster.memory_limit
     if question.algorithm is None:  # one algorithm's time is worth no measuring
         question = replace(question, rates=rates_of(cluster, a.dtype))
-    has = cluster.memory_limit
     found = question.weigh(has if memory_limit is None else min(has, parse_bytes(memory_limit)))
-    if not found.chosen or found[found.chosen].peak > SMALL * has:
+    if not found.chosen or found[found.chosen].peak > SMALL[cluster.backend] * has:
         room = room_of(cluster, [a.blocks, b.blocks], memory_limit)
         found = question.weigh(room.bytes)
         if not found.chosen:
