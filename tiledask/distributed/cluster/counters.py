@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +13,12 @@ from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import Ledger, Row
 
-__all__ = ["MEMORIES", "Call", "Counted", "counting"]
+__all__ = ["MEMORIES", "Counted", "counting"]
 
 MEMORIES: dict[str, Any] = {"numpy": host_memory, "cupy": device_memory}
 """What counts the memory of blocks, by their arrays."""
 ANSWER = 20.0
 """Seconds that the workers have to say what they counted, once the work is done."""
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function, plain or async, and its arguments; as ``dask_worker`` it is given the worker."""
 
 
 @dataclass

@@ -105,15 +105,15 @@ def subscribed(cluster: Cluster, topic: str, on_event: Callable[[Any], None]) ->
 @contextmanager
 def watching(
     wanted: Progress, run: str, panels: Sequence[int], what: str, cluster: Cluster
-) -> Iterator[None]:
-    """Shows how many of the ``panels`` of each rank are done while the block runs.
+) -> Iterator[bool]:
+    """Shows how many of the ``panels`` of each rank are done while the block runs; whether it does.
 
-    ``wanted``: True and False insist, None shows a bar on a terminal. A function
-    is called with (panels done, panels in all).
+    ``wanted``: True and False insist, None shows a bar on a terminal. A function is called with
+    (panels done, panels in all).
     """
     done, in_all = [0] * len(panels), sum(panels)
     if not (is_watched() if wanted is None else wanted):
-        yield
+        yield False
         return
     tell = wanted if callable(wanted) else None
 
@@ -126,7 +126,7 @@ def watching(
 
     bar = nullcontext() if tell else showing(what, lambda: (sum(done), in_all, ""))
     with bar, subscribed(cluster, RUNS, on_event):
-        yield
+        yield True
         done[:] = panels  # ranks do not report their last panels
     if tell:
         tell(in_all, in_all)

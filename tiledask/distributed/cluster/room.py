@@ -9,17 +9,17 @@ kernel refuses memory (memory_cap). The room is the least that any of these leav
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from tiledask.distributed.cluster import device_memory, host_memory
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.counters import Call
 from tiledask.distributed.cluster.tasks import keys_of, slot_of, slot_on
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import DoesNotFitError
 from tiledask.plan.units import format_bytes, parse_bytes
 
-__all__ = ["MARGIN", "MORE", "SLACK", "Room", "as_room", "asks_room", "check_room", "room_of"]
+__all__ = ["MARGIN", "MORE", "SLACK", "Room", "check_room", "room_of"]
 
 MARGIN = 16 * 2**20
 """Bytes by which one worker that does nothing may weigh more than another."""
@@ -53,9 +53,13 @@ def room_of(
     What their blocks take is part of the room. ``limit``: bytes that the call allows itself.
     DeadlineError if a worker does not answer within ``timeout`` seconds (at most a minute).
     """
-    function, args = asks_room(cluster, arrays)
-    found = cluster.run(function, *args, timeout=min(60.0, seconds_of(timeout)))
-    return as_room(found, limit, slots or sorted({slot_of(x) for blocks in arrays for x in blocks}))
+    found = _rooms(cluster, arrays, min(60.0, seconds_of(timeout)))
+    least = min(
+        found[slot] for slot in slots or {slot_of(x) for x in chain(*arrays)} or range(len(found))
+    )
+    if limit is None or (own := parse_bytes(limit)) > least.bytes:
+        return least
+    return Room(own, f"memory_limit={format_bytes(own)!r} was asked for", least.free)
 
 
 def check_room(
@@ -63,8 +67,7 @@ def check_room(
 ) -> None:
     """Raise DoesNotFitError where the slot of a rank leaves less than the bytes that it ``needs``
     at its fullest for ``what``."""
-    function, args = asks_room(cluster)
-    found: list[Room] = cluster.run(function, *args, timeout=timeout)
+    found = _rooms(cluster, (), timeout)
     lacking = [need - found[slot].bytes for slot, need in zip(slots, needs, strict=True)]
     if (most := max(lacking)) > 0:
         rank = lacking.index(most)
@@ -74,19 +77,10 @@ def check_room(
         )
 
 
-def asks_room(cluster: Cluster, arrays: Sequence[Sequence[Any]] = ()) -> Call:
-    """What `room_of` has every worker do, for who asks them anyway."""
+def _rooms(cluster: Cluster, arrays: Sequence[Sequence[Any]], seconds: float) -> list[Room]:
+    """The Room of each slot, its blocks of ``arrays`` not counted as held."""
     keys = [keys_of(blocks) for blocks in arrays]
-    return _room, (keys, cluster.backend, cluster.memory_limits)
-
-
-def as_room(found: Sequence[Room], limit: int | str | None, slots: Sequence[int]) -> Room:
-    """The least Room that was found in ``slots`` (of none: in all), or the bytes that the call
-    allows itself."""
-    least = min(found[slot] for slot in slots or range(len(found)))
-    if limit is None or (own := parse_bytes(limit)) > least.bytes:
-        return least
-    return Room(own, f"memory_limit={format_bytes(own)!r} was asked for", least.free)
+    return cluster.run(_room, keys, cluster.backend, cluster.memory_limits, timeout=seconds)
 
 
 # -- on a worker -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.progress import announced, ended
+from tiledask.distributed.cluster.progress import Progress, announced, ended, watching
 from tiledask.distributed.cluster.room import room_of
 from tiledask.distributed.deadlines import bounded
 from tiledask.distributed.products.explain import (
@@ -56,6 +56,7 @@ def matmul(
     tile: int | tuple[int, int, int] | None = None,
     memory_limit: int | str | None = None,
     timeout: float | None = None,
+    progress: Progress = None,
     **elsewhere: Any,
 ) -> ShardedArray:
     """C = A @ B as a ShardedArray; A [..., k] may have leading dimensions, B is [k, n] or [k].
@@ -63,7 +64,7 @@ def matmul(
     Two dask.arrays give a lazy dask.array (`tiledask.distributed.products.lazy.multiply`), two
     files a file (``out=``, ``cluster=`` and more, see
     `tiledask.distributed.out_of_core.multiply.multiply_stored`); of the options below they take
-    ``kernel`` and ``tile``, and files ``memory_limit`` and ``timeout``.
+    ``kernel`` and ``tile``, and files ``memory_limit``, ``timeout`` and ``progress``.
 
     algorithm
         One of ``td.algorithms``. Default: what moves nothing if the operands lie so, otherwise
@@ -78,6 +79,8 @@ def matmul(
         that, and where Dask would move blocks to disk, pause or kill a worker
         (``distributed.worker.memory``) no plan may come. A plan that needs more raises
         DoesNotFitError before anything runs, with what would fit.
+    progress
+        A bar of the panels that are done, or none. Default: on a terminal, after two seconds.
 
     Half types are summed in float32 and rounded once; only partial sums that are left as they are
     (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
@@ -90,7 +93,7 @@ def matmul(
     """
     if multiply_others := _of_other_arrays(a, b):
         given: dict[str, Any] = {"algorithm": algorithm, "panel": panel, "tile": tile}
-        given |= {"memory_limit": memory_limit, "timeout": timeout}
+        given |= {"memory_limit": memory_limit, "timeout": timeout, "progress": progress}
         given = {name: value for name, value in given.items() if value is not None} | elsewhere
         made: ShardedArray = multiply_others(a, b, kernel=kernel, **given)
         return made
@@ -102,7 +105,7 @@ def matmul(
     question = _question(a, b, kernel, algorithm, panel, tile)
     if algorithm is None and moves_nothing(a.tiling, b.tiling):
         question = replace(question, algorithm="local")
-    multiply = partial(_multiply, a, b, question, memory_limit, timeout)
+    multiply = partial(_multiply, a, b, question, memory_limit, timeout, progress)
     what, blocks = f"the operands of {a.shape} @ {b.shape}", (*a.blocks, *b.blocks)
     return call_again(a.mesh.cluster, blocks, what, timeout, multiply)
 
@@ -218,14 +221,20 @@ def _multiply(
     question: ProductQuestion,
     memory_limit: int | str | None,
     timeout: float | None,
+    progress: Progress,
 ) -> ShardedArray:
     """C of operands that are there, with what was predicted and what the workers counted."""
     cluster, slots, run, begun = a.mesh.cluster, a.mesh.at, uuid4().hex, perf_counter()
     choice = _choose(a, b, question, memory_limit)
     what = f"{choice.algorithm} product {a.shape} @ {b.shape}"
-    with announced(cluster, run, **_page(choice)) as on_page:
+    panels = [len(mine) for mine in choice.plan.panels]
+    with (
+        announced(cluster, run, **_page(choice)) as on_page,
+        watching(progress, run, panels, what, cluster) as watched,
+    ):
         stages = product_stages(choice.plan, a.dtype.name, cluster.backend)
-        how = {"kernel": question.kernel, "tile": question.tile, "run": run if on_page else ""}
+        followed = run if on_page or watched else ""
+        how = {"kernel": question.kernel, "tile": question.tile, "run": followed}
         arrays = {"A": a.blocks, "B": b.blocks}
         done = run_stages(cluster, slots, stages, arrays, what, timeout, **how)
     mesh, result = a.mesh, choice.plan.result
