@@ -9,6 +9,7 @@ CUDA_VISIBLE_DEVICES it is not looked for unless device="cuda" asks for it.
 
 import importlib
 import os
+import sys
 from typing import Any
 
 from tiledask.errors import ConfigError
@@ -19,7 +20,9 @@ __all__ = ["check_device", "choose_device", "gpu_options", "own_gpu", "share_of"
 
 
 def check_device(device: str) -> None:
-    """Raise ConfigError if ``device`` is none."""
+    """Raise ConfigError if ``device`` is none, or workers cannot run on this system."""
+    if sys.platform != "linux":
+        raise ConfigError("clusters need Linux, whose workers read each other's memory")
     if device not in ("auto", "cuda", "cpu"):
         raise ConfigError(f"device is 'auto', 'cuda' or 'cpu', got {device!r}")
 

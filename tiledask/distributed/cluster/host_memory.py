@@ -16,7 +16,6 @@ import ctypes
 import gc
 import mmap
 import resource
-import sys
 import threading
 from collections import deque
 from math import prod
@@ -24,7 +23,6 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-import psutil
 from tornado.ioloop import PeriodicCallback
 
 __all__ = ["KEEP_SECONDS", "LARGE", "RESERVE", "cap_memory", "capped", "empty", "held", "keep"]
@@ -95,7 +93,7 @@ def keep(worker: Any) -> None:
     """Keep the memory of this worker's blocks for others from now on."""
     global _room, _most
     manager = worker.memory_manager
-    if sys.platform != "linux" or not manager.memory_limit or _room:
+    if not manager.memory_limit or _room:
         return
     _room = int(manager.memory_limit * KEEP_SHARE)
     shares = manager.memory_spill_fraction or 1.0, manager.memory_pause_fraction or 1.0
@@ -161,7 +159,7 @@ def reset_peak() -> int:
 
 
 def peak_bytes() -> int:
-    """The most bytes held since ``reset_peak`` (elsewhere than on Linux: of those looked at)."""
+    """The most bytes held since ``reset_peak``."""
     with _lock:
         _look()
         return _peak or 0
@@ -175,15 +173,12 @@ def _look() -> None:
 
 
 def _clear_peak() -> None:
-    if sys.platform == "linux":
-        with open("/proc/self/clear_refs", "w") as clear:
-            clear.write("5")  # proc(5): reset the peak resident set size
+    with open("/proc/self/clear_refs", "w") as clear:
+        clear.write("5")  # proc(5): reset the peak resident set size
 
 
 def _status(field: str) -> int:
-    """Bytes of one field of /proc/self/status; elsewhere than on Linux what is resident."""
-    if sys.platform != "linux":
-        return psutil.Process().memory_info().rss
+    """Bytes of one field of /proc/self/status."""
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
@@ -203,7 +198,6 @@ def cap_memory(limit: int) -> None:
 
     What any work needs was loaded when the worker started, BLAS's buffers too: that is the
     device's runtime and not the model's. To be called in the thread of the event loop.
-    Linux only.
     """
     global _room, _cap
     _room = 0  # under a cap every byte is wanted now

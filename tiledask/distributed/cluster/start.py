@@ -36,7 +36,7 @@ from tiledask.distributed.cluster.slots import BLAS_THREADS, Equip
 from tiledask.distributed.cluster.tasks import asked
 from tiledask.distributed.connecting.connect import attach
 from tiledask.distributed.deadlines import seconds_of
-from tiledask.errors import ClusterLostError, ConfigError
+from tiledask.errors import ClusterLostError
 from tiledask.plan.units import parse_bytes
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import probe
@@ -111,7 +111,7 @@ def start_cluster(
         Bytes of host memory per worker at which Dask's nanny restarts it. Default: an even share.
     memory_cap
         Bytes that a worker's own allocations may take, at least 8 MB: beyond, they raise
-        MemoryError, as on a device of that size. Enforced by the kernel on Linux, after the worker
+        MemoryError, as on a device of that size. Enforced by the kernel, after the worker
         has set 8 MiB aside for Dask's messages, and on a GPU, messages included, by its pool.
     tls
         Encrypt and authenticate connections with certificates made for this cluster; not the
@@ -143,8 +143,6 @@ def start_cluster(
     cap = None
     if memory_cap is not None:
         cap = whole_number("memory_cap", parse_bytes(memory_cap), 8_000_000)
-        if not gpus and sys.platform != "linux":
-            raise ConfigError("memory_cap= needs Linux, whose kernel enforces it")
     equip = Equip(threads, cap, on_hosts)
     options: dict[str, Any] = {
         "n_workers": 0,
@@ -165,8 +163,7 @@ def start_cluster(
     origins += os.environ.get("TILEDASK_DASHBOARD_ORIGINS", "").split()
     with dask.config.set({**_SETTINGS, _ORIGINS: origins}):
         options["config"] = copy.deepcopy(dask.config.config)
-        forks = sys.platform == "linux" and not gpus
-        owned: Any = LocalCluster(worker_class=_ForkingNanny if forks else Nanny, **options)
+        owned: Any = LocalCluster(worker_class=Nanny if gpus else _ForkingNanny, **options)
         client = Client(owned)
         for slot in range(slots):
             own = gpu_options(slot, per_gpu, options["env"], host) if gpus else {}

@@ -142,13 +142,11 @@ def check_status(status: str) -> None:
 
 
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:
-    """Address -> what the scheduler knows of each worker now; nothing of an asynchronous client's.
+    """Address -> what the scheduler knows of each worker now.
 
     `Client.scheduler_info` may have totals without workers. Raises ClusterLostError if the
     scheduler is gone.
     """
-    if client.asynchronous:
-        return {}
     with contextlib.suppress(OSError):  # whoever needs a worker waits for it, and says so
         scheduler: Any = client.scheduler
         call = partial(scheduler.identity, n_workers=-1)

@@ -17,7 +17,6 @@ overtake another. Nobody waits for room to send, and so two ranks may send to ea
 import asyncio
 import pickle
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
@@ -129,18 +128,17 @@ class WorkerMessages(Transport):
         """``path``: of the socket that it receives from, if there can be one."""
         super().__init__(rank, len(addresses))
         self.run, self._addresses, self._worker = run, addresses, worker
-        self.path, self._room, self.sockets = "", bytearray(_ROOM), list[socket.socket]()
+        self.path, self._room = "", bytearray(_ROOM)
         self._near: dict[int, str] = {}
         """The path of each rank of this host that has a socket."""
         self._sending: set[Future[Any]] = set()
         self._loans = blocks.exchanges.setdefault(run, blocks.Loans())
         self._lent: dict[tuple[Any, ...], list[str]] = {}
         """By the key of their acknowledgement, names of arrays that another rank reads."""
-        if sys.platform == "linux":
-            self.sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in "io"]
-            with suppress(OSError):  # a path that is too long, or not there
-                self.sockets[0].bind(path)
-                self.path = path
+        self.sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in "io"]
+        with suppress(OSError):  # a path that is too long, or not there
+            self.sockets[0].bind(path)
+            self.path = path
 
     def begin(self, deadline: float, where: Sequence[Where]) -> None:
         """The function begins. ``where``: of all ranks, if those of one host may use sockets."""

@@ -8,7 +8,6 @@ and another process has its number now, the token differs, and what was read is 
 import ctypes
 import errno
 import os
-import sys
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -147,7 +146,5 @@ def let_siblings_read() -> None:
     """Where the kernel lets only ancestors look into a process (Yama), the client's processes may.
 
     PR_SET_PTRACER of prctl(2) names the parent, which is the client, and so its other children.
-    Elsewhere this does nothing.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(os.getppid()), 0, 0, 0)
+    ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(os.getppid()), 0, 0, 0)
