@@ -14,7 +14,7 @@ from tiledask.tile.cuda.launch import launch
 from tiledask.tile.gemm import gemm
 from tiledask.tile.levels import Tile, TileTraffic, as_tile
 
-__all__ = ["Kernel", "KernelTable", "find", "kernels", "lookup", "meant"]
+__all__ = ["Kernel", "KernelTable", "find", "kernel_for", "kernels", "lookup"]
 
 
 def _tiled_workspace(extents: Tile, itemsize: int, out_itemsize: int, tile: Tile) -> int:
@@ -162,25 +162,26 @@ def lookup(name: str) -> Kernel:
     return kernels[name]
 
 
-def meant(name: str, arrays: str) -> str:
-    """The kernel's own name: "blas" is the library's product on either kind of ``arrays``.
+def kernel_for(name: str, arrays: str) -> Kernel:
+    """The kernel that ``name`` means for operands that are ``arrays``, whether or not this machine
+    can run it: "blas" is the library's product on either kind.
 
-    >>> meant("blas", "cupy"), meant("blas", "numpy")
+    >>> kernel_for("blas", "cupy").name, kernel_for("blas", "numpy").name
     ('cublas', 'blas')
     """
-    return "cublas" if (name, arrays) == ("blas", "cupy") else name
+    kernel = lookup("cublas" if (name, arrays) == ("blas", "cupy") else name)
+    if kernel.arrays != arrays:
+        mine = ", ".join(each.name for each in kernels.values() if each.arrays == arrays)
+        raise KernelError(
+            f"kernel {kernel.name!r} takes {kernel.arrays} arrays, got {arrays}; use one of "
+            f"{mine}, or operands that are {kernel.arrays} arrays"
+        )
+    return kernel
 
 
 def find(name: str, arrays: str) -> Kernel:
     """The kernel that ``name`` means for operands that are ``arrays``, if it can run here."""
-    kernel = lookup(meant(name, arrays))
-    if kernel.arrays != arrays:
-        mine = ", ".join(each.name for each in kernels.values() if each.arrays == arrays)
-        move = {"cupy": "cupy.asarray(x)", "numpy": "td.tile.to_numpy(x)"}[kernel.arrays]
-        raise KernelError(
-            f"kernel {kernel.name!r} takes {kernel.arrays} arrays, got {arrays}; use one of "
-            f"{mine}, or move the operands: {move}"
-        )
+    kernel = kernel_for(name, arrays)
     if why_not := kernel.why_not:
         raise KernelError(f"kernel {kernel.name!r} cannot run here: {why_not}")
     return kernel

@@ -133,9 +133,9 @@ def test_further_operations_and_parts_of_it():
 X, Y = da.ones((4, 6), chunks=2), da.ones((6, 4), chunks=3)
 WRONG = [
     (r"got \(4, 6\) @ \(4, 6\)", X, X),
-    ("x is float64 and y is float32", X, Y.astype("f4")),
-    (r"x is int64 and y is int64, the kernel", X.astype(int), Y.astype(int)),
-    ("y is complex128, must be equal", X, Y.astype(complex)),
+    ("A is float64 and B is float32", X, Y.astype("f4")),
+    (r"A is int64 and B is int64, the kernel", X.astype(int), Y.astype(int)),
+    ("B is complex128, must be equal", X, Y.astype(complex)),
     (r"y \(k, n\) or \(k\), got", X, da.ones((2, 6, 4))),
     (r"x must be \(\.\.\., k\)", da.ones(()), Y),
     (r"x has shape \(nan.*compute_chunk_sizes", X[X[:, 0] > 0], Y),

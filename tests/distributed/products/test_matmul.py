@@ -151,7 +151,7 @@ def test_a_gpu_kernel_on_cpu_workers_is_refused_before_anything_runs(cluster, tm
         lambda: td.matmul(lazy, lazy, kernel=kernel),
         lambda: td.matmul(stored, stored, kernel=kernel, out=tmp_path / "c.npy", cluster=cluster),
     ):
-        with pytest.raises(KernelError, match=f"'{kernel}' runs on GPUs, and the blocks are numpy"):
+        with pytest.raises(KernelError, match=f"'{kernel}' takes cupy arrays, got numpy"):
             product()
     assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
 

@@ -77,7 +77,7 @@ def reporter(
     def panel_done(*, at_end: bool = False) -> None:
         nonlocal done, last
         done += not at_end
-        if at_end or monotonic() - last >= _REPORT:
+        if run and (at_end or monotonic() - last >= _REPORT):
             last, numbers = monotonic(), {"done": done, "of": of} if of else {}  # a sum has none
             event = {"run": run, "spans": spans() if spans else [], "counted": [(rank, numbers)]}
             log = log_last if at_end else Worker.log_event

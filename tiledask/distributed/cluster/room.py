@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tiledask.distributed.cluster import device_memory, host_memory
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.tasks import keys_of, slot_of, slot_on
+from tiledask.distributed.cluster.tasks import slot_of, slot_on
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.errors import DoesNotFitError
 from tiledask.plan.units import format_bytes, parse_bytes
@@ -79,7 +79,7 @@ def check_room(
 
 def _rooms(cluster: Cluster, arrays: Sequence[Sequence[Any]], seconds: float) -> list[Room]:
     """The Room of each slot, its blocks of ``arrays`` not counted as held."""
-    keys = [keys_of(blocks) for blocks in arrays]
+    keys = [{slot_of(block): block.key for block in blocks} for blocks in arrays]
     return cluster.run(_room, keys, cluster.backend, cluster.memory_limits, timeout=seconds)
 
 

@@ -14,7 +14,7 @@ from distributed import Client, Future, KilledWorker
 from tiledask.distributed.deadlines import DEADLINE, HEAR, end_of
 from tiledask.errors import ClusterLostError, DeadlineError
 
-__all__ = ["asked", "check_status", "enter", "failure", "keys_of", "slot_named", "slot_of"]
+__all__ = ["asked", "check_status", "enter", "failure", "slot_named", "slot_of"]
 __all__ += ["slot_on", "states", "workers_of"]
 
 T = TypeVar("T")
@@ -39,11 +39,6 @@ def slot_of(future: Future[Any]) -> int:
     """The slot that `Cluster.submit` gave ``future``; -1 for a future from elsewhere."""
     slot: int = vars(future).get("slot", -1)
     return slot
-
-
-def keys_of(blocks: Iterable[Future[Any]]) -> dict[int, str]:
-    """Slot -> Dask's key of the block that lies there."""
-    return {slot_of(block): str(block.key) for block in blocks}
 
 
 def enter(function: Callable[..., Any], *args: Any) -> Any:
@@ -149,7 +144,6 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
     """
     with contextlib.suppress(OSError):  # whoever needs a worker waits for it, and says so
         scheduler: Any = client.scheduler
-        call = partial(scheduler.identity, n_workers=-1)
-        found: dict[str, Any] = asked(client, call, DEADLINE)
+        found: Any = asked(client, partial(scheduler.identity, n_workers=-1), DEADLINE)
         return dict(found["workers"])
     return {}

@@ -31,7 +31,7 @@ from tiledask.distributed.connecting.connect import connect
 from tiledask.distributed.deadlines import seconds_of
 from tiledask.distributed.out_of_core.journal import journal_of, record, recorded
 from tiledask.distributed.out_of_core.stored import StoredArray, describe, materialize, open_array
-from tiledask.distributed.products.explain import check_kernel, check_types
+from tiledask.distributed.products.explain import kernel_of
 from tiledask.distributed.products.panels import finish, prefetched
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.intervals import Interval
@@ -91,7 +91,6 @@ def multiply_stored(
     changes meanwhile. After an error, an interrupt or a timeout the same call goes on.
     """
     cluster = connect(cluster)
-    check_kernel(kernel, cluster.backend)
     for name, x in (("A", a), ("B", b)):
         if (begun := journal_of(x.path)).exists():
             raise ConfigError(
@@ -102,7 +101,7 @@ def multiply_stored(
     (m, k), (rows, n) = a.shape, b.shape
     if k != rows:
         raise PlacementError(f"A has {k} columns and B has {rows} rows, they must be equal")
-    check_types(a.dtype, b.dtype, kernel, convert="store")
+    kernel_of(a.dtype, b.dtype, kernel, cluster.backend)
     seconds, given = seconds_of(timeout), isinstance(out, StoredArray)
     c = open_array(out.path) if isinstance(out, StoredArray) else describe(out, (m, n), a.dtype)
     if (c.shape, c.dtype) != ((m, n), a.dtype):

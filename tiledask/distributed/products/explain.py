@@ -13,7 +13,7 @@ import numpy as np
 
 from tiledask.distributed.cluster.room import MORE, Room
 from tiledask.distributed.products.memory import PANELS, ledger_of
-from tiledask.errors import DoesNotFitError, KernelError, PlacementError
+from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, product_seconds
 from tiledask.plan.products.placement import Tiling
@@ -22,10 +22,10 @@ from tiledask.plan.products.product_plan import PANEL, RUNTIME
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.tables import Part, Printable, Table
 from tiledask.plan.units import format_bytes, format_seconds, format_up
-from tiledask.tile import accumulator, kernels
-from tiledask.tile.table import lookup
+from tiledask.tile import accumulator
+from tiledask.tile.table import kernel_for
 
-__all__ = ["Choice", "Explanation", "ProductQuestion", "check_kernel", "check_types", "refusal"]
+__all__ = ["Choice", "Explanation", "ProductQuestion", "kernel_of", "refusal"]
 
 ALIKE = 1.02
 """How much longer what is as good as the fastest may take."""
@@ -220,25 +220,11 @@ def refusal(found: Explanation, room: Room, question: ProductQuestion) -> Except
 # -- what operands must have in common ------------------------------------------------------------
 
 
-def check_kernel(kernel: str, arrays: str) -> None:
-    """Raise KernelError for an unknown kernel, and for one that does not multiply ``arrays``,
-    "numpy" or "cupy", which is what the workers hold."""
-    takes = lookup(kernel).arrays
-    if takes != arrays and kernel != "blas":
-        others = ", ".join(name for name, info in kernels.items() if info.arrays == arrays)
-        runs, device = {"cupy": ("GPUs", "cuda"), "numpy": ("CPUs", "cpu")}[takes]
-        raise KernelError(
-            f"kernel {kernel!r} runs on {runs}, and the blocks are {arrays} arrays; use one of "
-            f"{others}, blas, or workers of td.start_cluster(device={device!r})"
-        )
-
-
-def check_types(
-    a: Any, b: Any, kernel: str, names: tuple[str, str] = ("A", "B"), convert: str = "convert"
-) -> None:
-    """Raise PlacementError unless the types of two arrays are one that ``kernel`` takes."""
-    found, (x, y) = lookup(kernel), names
-    if a == b and a.name in found.dtypes:
-        return
-    rule = f"the kernel {kernel!r} takes {', '.join(found.dtypes)}" if a == b else "must be equal"
-    raise PlacementError(f"{x} is {a} and {y} is {b}, {rule}; {convert} with astype")
+def kernel_of(a: Any, b: Any, name: str, arrays: str) -> str:
+    """The own name of the kernel that multiplies ``arrays`` of types ``a`` and ``b`` on the
+    workers. KernelError if it does not take those arrays, PlacementError for the types."""
+    kernel = kernel_for(name, arrays)
+    if a == b and a.name in kernel.dtypes:
+        return kernel.name
+    rule = f"the kernel {name!r} takes {', '.join(kernel.dtypes)}" if a == b else "must be equal"
+    raise PlacementError(f"A is {a} and B is {b}, {rule}; convert with astype")

@@ -20,7 +20,7 @@ from dask.system import CPU_COUNT
 from distributed import Client
 
 from tiledask.distributed.cluster.cluster import RUNNING
-from tiledask.distributed.products.explain import check_kernel, check_types
+from tiledask.distributed.products.explain import kernel_of
 from tiledask.errors import PlacementError
 from tiledask.plan.units import divisors, parse_bytes
 from tiledask.tile import matmul as tile_matmul
@@ -174,6 +174,5 @@ def _operands(x: Any, y: Any, kernel: str) -> list[da.Array]:
             f"x must be (..., k) and y (k, n) or (k), got {x.shape} @ {y.shape}; transpose one of "
             f"them, or let dask's own x @ y broadcast"
         )
-    check_kernel(kernel, array_namespace(x._meta).__name__)
-    check_types(x.dtype, y.dtype, kernel, ("x", "y"))
+    kernel_of(x.dtype, y.dtype, kernel, array_namespace(x._meta).__name__)
     return found

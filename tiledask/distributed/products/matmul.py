@@ -23,8 +23,7 @@ from tiledask.distributed.products.explain import (
     Choice,
     Explanation,
     ProductQuestion,
-    check_kernel,
-    check_types,
+    kernel_of,
     refusal,
 )
 from tiledask.distributed.products.rates import rates_of
@@ -36,7 +35,6 @@ from tiledask.plan.products.product import algorithms, moves_nothing
 from tiledask.plan.units import parse_bytes
 from tiledask.plan.whole import whole_number
 from tiledask.tile.levels import as_tile
-from tiledask.tile.table import meant
 
 __all__ = ["algorithms", "explain", "matmul"]
 
@@ -145,8 +143,7 @@ def _question(
             f"rank r of A and of B must be in one slot, and theirs are {a.mesh.at} of "
             f"{cluster} and {b.mesh.at} of {b.mesh.cluster}; distribute both on one mesh"
         )
-    check_kernel(kernel, cluster.backend)
-    check_types(a.dtype, b.dtype, kernel)
+    kernel = kernel_of(a.dtype, b.dtype, kernel, cluster.backend)
     if algorithm is not None and algorithm not in algorithms:
         raise PlacementError(
             f"no algorithm {algorithm!r}; td.algorithms has {', '.join(algorithms)}"
@@ -155,7 +152,7 @@ def _question(
         a.tiling,
         b.tiling,
         a.dtype,
-        meant(kernel, cluster.backend),
+        kernel,
         None if tile is None else as_tile(tile),
         cluster.backend == "numpy" and len({*cluster.hosts}) > 1,
         cluster.rates.get(a.dtype.name),
@@ -226,11 +223,10 @@ def _multiply(
     """C of operands that are there, with what was predicted and what the workers counted."""
     cluster, slots, run, begun = a.mesh.cluster, a.mesh.at, uuid4().hex, perf_counter()
     choice = _choose(a, b, question, memory_limit)
-    what = f"{choice.algorithm} product {a.shape} @ {b.shape}"
-    panels = [len(mine) for mine in choice.plan.panels]
+    what, page = f"{choice.algorithm} product {a.shape} @ {b.shape}", _page(choice)
     with (
-        announced(cluster, run, **_page(choice)) as on_page,
-        watching(progress, run, panels, what, cluster) as watched,
+        announced(cluster, run, **page) as on_page,
+        watching(progress, run, page["predicted"]["panels"], what, cluster) as watched,
     ):
         stages = product_stages(choice.plan, a.dtype.name, cluster.backend)
         followed = run if on_page or watched else ""

@@ -33,13 +33,11 @@ def rates_of(cluster: Cluster, dtype: Any) -> MachineRates:
 
 
 def _measure(cluster: Cluster, dtype: str) -> MachineRates:
-    backend = cluster.backend
-    blocks = submit_blocks(
-        cluster, _block, dict.fromkeys(range(cluster.slots), (backend,)), "rates"
-    )
+    backend, slots = cluster.backend, range(cluster.slots)
+    blocks = submit_blocks(cluster, _block, dict.fromkeys(slots, (backend,)), "rates")
     cluster.wait(blocks, "measuring rates", 60.0, cancel=True)
     own = [made.ticket for made in made_of(blocks)]
-    tries = {slot: (own[slot], own[slot - 1], dtype, backend) for slot in range(cluster.slots)}
+    tries = {slot: (own[slot], own[slot - 1], dtype, backend) for slot in slots}
     jobs = cluster.submit_all(_try, tries, name="measure_rates")
     found = cluster.gather(jobs, "measuring rates", 60.0, cancel=True)
     begun = perf_counter()

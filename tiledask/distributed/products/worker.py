@@ -207,8 +207,7 @@ class _Rank:
         elif not self.work.panels:
             self.c[...] = 0
         self._multiply()
-        if self.work.run:
-            self.panel_done(at_end=True)
+        self.panel_done(at_end=True)
         return self.c.astype(as_dtype(self.work.dtypes[2]), copy=False)
 
     def _lent(self, name: str, piece: Piece) -> tuple[Ticket, Region]:
@@ -239,8 +238,7 @@ class _Rank:
                 )
                 del a, b  # on a GPU they are memory that the next panel takes
                 self.spans.append(("multiply", number, begun, time()))
-                if work.run:
-                    self.panel_done()
+                self.panel_done()
         if work.panels or "partial" not in work.tilings:
             self.reader.tiles.append(TileCount.of(loaded))
 
