@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from dask.distributed import Client, LocalCluster
 from tiledask.plan.units import format_seconds
 
 HERE = Path(__file__).parent
+SETTLE = 0.3
+"""Seconds between two calls: OpenBLAS's threads keep their cores for 0.1 s after a product."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -30,6 +32,7 @@ def in_turns(capsys: pytest.CaptureFixture, request: pytest.FixtureRequest, reco
         facts: dict[str, Any] = {}
         for turn in range(-1, rounds):  # the first one warms up
             for name in ways if turn % 2 else reversed(ways):
+                sleep(SETTLE)
                 begun = perf_counter()
                 facts[name] = ways[name]()
                 if turn >= 0:

@@ -15,7 +15,7 @@ def drawn(n, dtype):
     return [rng.standard_normal((n, n)).astype(dtype) for _ in range(2)]
 
 
-@pytest.mark.parametrize(("n", "dtype"), [(4096, "f4"), (2048, "f8")])
+@pytest.mark.parametrize(("n", "dtype"), [(8192, "f4"), (4096, "f4"), (2048, "f4")])
 def test_product(two_workers, plain_dask, in_turns, n, dtype):
     a, b = drawn(n, dtype)
     mesh, grid = td.Mesh(two_workers, (2, 1)), (td.Shard(0), td.Shard(1))
