@@ -41,9 +41,12 @@ def test_a_prediction():
     calls, right = [], []
     for n, (typed, unit, results, stars, verdict) in enumerate(CASES["predictions"]):
         choices = ("dp 8", "tp 8") if unit == "choice" else ()
-        guess = td.predict(f"case {n}", unit="" if choices else unit, choices=choices)
+        shown, guess = (
+            td.predict(f"{name} {n}", unit="" if choices else unit, choices=choices)
+            for name in ("shown", "case")
+        )
         # what the page shows of the results, before anybody predicted
-        _, _, *values = guess.compare(**results)._repr_html_().split("<td>")
+        _, _, *values = shown.compare(**results)._repr_html_().split("<td>")
         row = [*zip(results, (each.partition("<")[0] for each in values), strict=True)]
         calls.append(["judged", typed, row, guess.unit, guess.digits])
         try:

@@ -7,6 +7,7 @@ from ipywidgets import widget
 
 import tiledask as td
 from tiledask.errors import ConfigError
+from tiledask.lab.learner import guess as guess_module
 from tiledask.lab.learner import kept
 from tiledask.lab.learner.guess import Guess
 
@@ -55,6 +56,18 @@ def test_a_row_has_what_was_predicted_what_came_and_stars():
     assert "★★☆ " in row._repr_html_()
     assert td.predict("states", "3.5 TB", unit="B", digits=2).compare(formula=3.517e12).stars == 3
     assert "(B, 2 digits)" in repr(td.predict("another", unit="B", digits=2))
+
+
+def test_a_first_prediction_below_the_results_is_late_and_earns_nothing(monkeypatch):
+    guess = td.predict("late")
+    guess.compare(formula=7)
+    for typed in (6, 7):
+        guess.take(typed)
+        row = guess.compare(formula=7)
+        assert (row.stars, row.verdict) == (None, "late: the results were shown before")
+    monkeypatch.setattr(guess_module, "_compared", {})  # another day
+    guess.take(7)
+    assert guess.compare(formula=7).stars == 3
 
 
 def test_the_first_prediction_counts_and_a_later_one_is_shown_behind_it():

@@ -5,7 +5,8 @@
     ...
     guess.compare(formula=12_000_000, measured=counted)
 
-The first prediction counts. What is typed once the results are known stands behind it, as later.
+The first prediction counts. What is typed once the results are known stands behind it, as later;
+if there was none, the row says that it is late, and it earns no stars.
 A notebook whose reader predicts nothing runs as well: the row then says so with a dash.
 """
 
@@ -103,7 +104,9 @@ class Guess:
             which = ", ".join(self.choices)
             raise ConfigError(f"{self.question}: one of {which}, got {short(answer)}")
         if not self.judged:
-            here().put(self.question, value=answer)
+            shown = (here().notebook, self.question) in _compared
+            late = shown and (self.value is None or here().get(self.question).get("late", False))
+            here().put(self.question, value=answer, late=late)
         elif answer != self.value:
             here().put(self.question, later=answer)
 
@@ -142,6 +145,8 @@ class Guess:
         first = _compared.setdefault((here().notebook, self.question), known)
         if any(first.get(name) != known.get(name) for name, _ in given):
             stars, verdict = None, "other results: run the cell with their field again"
+        elif here().get(self.question).get("late"):
+            stars, verdict = None, "late: the results were shown before"
         elif not self.judged:
             here().put(self.question, stars=stars)
         # all of a row in seconds, where one of them takes that long
