@@ -29,9 +29,10 @@ def renewed(one: GoldenSet, cluster: object, more: dict[str, object]) -> str:
     of new rows."""
     old = one.stored() | {key: [given, None] for key, given in more.items()}
     new = {key: [given, one.compute(given, cluster)] for key, (given, _) in old.items()}
-    one.write(new)
     found = {key: [*differences(old[key][1], new[key][1])] for key in old}
     found = {key: each for key, each in found.items() if each}
+    if found:  # what differs by rounding alone stays
+        one.write(new)
     lines = [f"{one.name:14} {len(found)} of {len(new)} rows changed"]
     for key, ((where, a, b), *_) in [*found.items()][:5]:
         lines.append(f"    {key}: {where}: {a!r} -> {b!r}")
