@@ -14,7 +14,7 @@ training     what td.train is made of, to look into
 plots        figures
 tasks        puzzles and exercises that judge answers
 studies      comparisons that are worked out or run at one call
-precision    floating point, as lessons that run
+precision    half precision, and how far two losses may drift apart
 doctor       what this machine has and lacks
 accuracy     published numbers, by their id
 errors       what is raised

@@ -11,6 +11,8 @@ precision        half precision, and how far two losses may drift apart
 commands         the commands of `tiledask`, their options and what they print
 doctor           what this machine has and lacks
 claims, sweep    tables of checks, one subject each; of schedules
-learner          the learner's copies of the notebooks
+learner          predictions and scores, and the learner's copies of the notebooks
+classroom        sheets to print, and grades
+studies          comparisons at one call: claims, schedules, kernels, trainings
 accuracy         published numbers, by their id
 """

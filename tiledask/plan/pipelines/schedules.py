@@ -55,6 +55,7 @@ def looped(
     # chunk and micro-batch of a device's forwards, one after the other
     chunk, number = np.hstack([np.mgrid[:chunks, a:b].reshape(2, -1) for a, b in groups])
     device, at = np.arange(devices)[:, None], np.arange(len(number))
+    # forwards that a device does before its first backward
     begun = ahead * (devices - device - (ahead != ALL)) + (chunks - 1) * groups[0][1]
     # the turn of each action, by device: -1 for the first forwards, then a forward, a backward
     turns = [np.maximum(at - begun, -1), at + 0 * device]
