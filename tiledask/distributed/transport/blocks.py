@@ -114,6 +114,8 @@ def submit_blocks(
                 news[key] = event[1]["made"]
 
         client.subscribe_topic(NEWS, hear)
+    for key in [key for key in [*vars(client)[NEWS]] if key not in client.futures]:
+        vars(client)[NEWS].pop(key, None)  # nobody will ask of these
     return cluster.submit_all(function, args, name=name)
 
 

@@ -39,26 +39,26 @@ class MovedError(LoanLostError):
 
 
 class Ticket(NamedTuple):
-    """Where a lent block lies; with no more than its key and slot, of one that is not there."""
+    """Where a lent block lies."""
 
     key: Any
     """Dask's name of it, or its name within the exchange."""
     slot: int
     """Whose worker has it."""
-    address: str = ""
+    address: str
     """Address of the owner, as Dask knows it."""
-    host: str = ""
+    host: str
     """The machine, and which numbers its processes have: see `this_host`."""
-    pid: int = 0
-    pointer: int = 0
+    pid: int
+    pointer: int
     """Address of its first element in the owner's memory; 0 if it is not in host memory."""
-    shared: ipc.Shared | None = None
+    shared: ipc.Shared | None
     """Where it lies on a GPU, as other processes find it; None if they cannot."""
-    shape: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    dtype: str = ""
-    token_at: int = 0
-    token: bytes = b""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    token_at: int
+    token: bytes
 
 
 def _order(strides: tuple[int, ...]) -> list[int]:
