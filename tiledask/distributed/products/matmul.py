@@ -206,7 +206,8 @@ def _choose(
     found = question.weigh(has if memory_limit is None else min(has, parse_bytes(memory_limit)))
     if not found.chosen or found[found.chosen].peak > SMALL[cluster.backend] * has:
         room = room_of(cluster, [a.blocks, b.blocks], memory_limit)
-        found = question.weigh(room.bytes)
+        if not found.chosen or max(each.peak for each in found.choices) > room.bytes:
+            found = question.weigh(room.bytes)
         if not found.chosen:
             raise refusal(found, room, question)
     return found[found.chosen]
