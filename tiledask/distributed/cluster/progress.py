@@ -6,8 +6,7 @@ client    ended       run, state                                once
 
 Each is one of Dask's events: a dict with "run", the run's name, and what there is of the rest.
 ``spans`` are rows that begin with a lane, ``counted`` pairs of a lane and its numbers. They are on
-the topic RUNS, or on one of the run's own where the client reads them too. A page is worth no run:
-what cannot be reported is not.
+the topic RUNS. A page is worth no run: what cannot be reported is not.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,7 @@ __all__ += ["watching"]
 Progress = bool | Callable[[int, int], None] | None
 """How far a call is, for people: a bar or none, or a function of (done, in all)."""
 RUNS = "tiledask-runs"
-"""Dask's topic on which runs are announced."""
+"""Dask's topic of all runs."""
 _REPORT = 0.25  # seconds between two reports of a rank
 
 
@@ -54,10 +53,11 @@ def _notify(cluster: Cluster, event: dict[str, Any]) -> None:
             owner.loop.add_callback(owner.scheduler.log_event, topic=RUNS, msg=event)
 
 
-def report(run: str, event: dict[str, Any], topic: str = "") -> None:
-    """Report ``event`` of ``run`` from a task, on the run's own topic if no other is given."""
+def report(run: str, event: dict[str, Any], *, last: bool = False) -> None:
+    """Report ``event`` of ``run`` from a task; ``last``: as the task ends."""
+    log = log_last if last else Worker.log_event
     with suppress(Exception):
-        get_worker().log_event(topic or run, {"run": run, **event})
+        log(get_worker(), RUNS, {"run": run, **event})
 
 
 def log_last(worker: Any, topic: str, event: dict[str, Any]) -> None:
@@ -79,10 +79,8 @@ def reporter(
         done += not at_end
         if run and (at_end or monotonic() - last >= _REPORT):
             last, numbers = monotonic(), {"done": done, "of": of} if of else {}  # a sum has none
-            event = {"run": run, "spans": spans() if spans else [], "counted": [(rank, numbers)]}
-            log = log_last if at_end else Worker.log_event
-            with suppress(Exception):
-                log(get_worker(), RUNS, event)
+            new = spans() if spans else []
+            report(run, {"spans": new, "counted": [(rank, numbers)]}, last=at_end)
 
     return panel_done
 
@@ -91,15 +89,15 @@ def reporter(
 
 
 @contextmanager
-def subscribed(cluster: Cluster, topic: str, on_event: Callable[[Any], None]) -> Iterator[None]:
-    """Calls ``on_event`` with every event on ``topic`` while the block runs."""
+def subscribed(cluster: Cluster, on_event: Callable[[Any], None]) -> Iterator[None]:
+    """Calls ``on_event`` with every event of runs while the block runs."""
     client: Any = cluster.client  # Dask says no types of these
-    client.subscribe_topic(topic, lambda event: on_event(event[1]))
+    client.subscribe_topic(RUNS, lambda event: on_event(event[1]))
     try:
         yield
     finally:
         with suppress(Exception):  # of a client that is closed meanwhile
-            client.unsubscribe_topic(topic)
+            client.unsubscribe_topic(RUNS)
 
 
 @contextmanager
@@ -125,7 +123,7 @@ def watching(
                     tell(sum(done), in_all)
 
     bar = nullcontext() if tell else showing(what, lambda: (sum(done), in_all, ""))
-    with bar, subscribed(cluster, RUNS, on_event):
+    with bar, subscribed(cluster, on_event):
         yield True
         done[:] = panels  # ranks do not report their last panels
     if tell:

@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.cluster.progress import RUNS, Progress, announced, ended, report, watching
+from tiledask.distributed.cluster.progress import Progress, announced, ended, report, watching
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.config import TrainingConfig
 
@@ -65,7 +65,7 @@ def watched(
         announced(cluster, run, **_about(config)),
         watching(progress, run, steps, "training", cluster),
     ):
-        yield partial(report, run, topic=RUNS)
+        yield partial(report, run)
     ended(cluster, run)
 
 
