@@ -1,9 +1,8 @@
 """How long a public call may wait: one end for all that it does.
 
     td.matmul(a, b, timeout=5)       @bounded: the end is in 5 s
-      cluster.run(lend)   60 s       waits 5 s at most
-      cluster.wait(...)   300 s      4.8 s
-      cluster.run(end)    60 s       what is left, or GRACE: to put things in order
+      room_of(...)        60 s       waits 5 s at most
+      cluster.wait(...)   300 s      4.8 s, or if that is over GRACE: to put things in order
 
 Calls within a call can only shorten it. Threads that are started within have no end of their own.
 """
