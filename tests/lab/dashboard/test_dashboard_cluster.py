@@ -116,7 +116,7 @@ def test_a_real_training_is_drawn_as_it_is_counted(cluster):
     model = td.GPT(text.vocabulary, hidden=8, layers=2, heads=2, sequence=8)
     got = td.train(model, text, mesh, steps=3, batch=4, microbatches=2, progress=False)
     last(cluster)
-    wait_until(lambda: shown(cluster).facts["steps done"] == "3 of 3")
+    wait_until(lambda: shown(cluster).facts.get("steps done") == "3 of 3")
     view, frame = shown(cluster), got.to_frame()
     assert view.loss[1] == pytest.approx(got.losses.tolist(), rel=1e-12)
     assert view.facts["bytes"] == f"{format_bytes(frame['bytes_sent'].iloc[0])} a step"
